@@ -1,0 +1,53 @@
+"""Linear maps over rows: each receiver's new model is a combination of the senders' models."""
+
+# K models, P parameters.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raypfl.algebra.distances import column_blocks
+
+
+def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
+    """Move every model by weighted differences: `w_i + sum_j a_ij (w_j - w_i)`.
+
+    Equal to `C W` with `C = A + diag(1 - A 1)`, formed without the cancellation that entries of `A` far
+    above 1 would cause: the differences are taken from centred rows, in float64, one block of columns at
+    a time; the result has the dtype of `w_KP`.
+
+    Args:
+        attraction_KK: `A`, float64 `[K, K]`, zero on the diagonal; negative entries repel.
+        w_KP: rows `[K, P]`.
+    """
+    out_KP = torch.empty_like(w_KP)
+    total_K1 = attraction_KK.sum(1, keepdim=True)
+    for columns in column_blocks(w_KP.shape[1]):
+        part = w_KP[:, columns].double()
+        centred = part - part.mean(0)
+        out_KP[:, columns] = part.addmm_(attraction_KK, centred).sub_(centred.mul_(total_K1))
+    return out_KP
+
+
+def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
+    """`sum_k p_k w_k` with the weights scaled to sum to one: `[1, P]` in the dtype of `w_KP`.
+
+    Accumulated in float64, so that the mean of equal rows is that row.
+
+    Args:
+        weights_K: non-negative weights `[K]`, for example sample counts.
+        w_KP: rows `[K, P]`.
+    """
+    share_1K = (weights_K.double() / weights_K.double().sum())[None]
+    mean_1P = w_KP.new_empty(1, w_KP.shape[1])
+    for columns in column_blocks(w_KP.shape[1]):
+        mean_1P[:, columns] = share_1K @ w_KP[:, columns].double()
+    return mean_1P
+
+
+def replace_rows(w_NP: Tensor, ids_S: Tensor, new_SP: Tensor) -> Tensor:
+    """`w_NP` with the rows `ids_S` (distinct) replaced; nothing is copied where all are replaced in order."""
+    if len(ids_S) == len(w_NP) and bool((ids_S == torch.arange(len(w_NP), device=ids_S.device)).all()):
+        return new_SP
+    return w_NP.index_copy(0, ids_S, new_SP)

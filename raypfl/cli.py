@@ -1,0 +1,119 @@
+"""The command line: reads arguments, calls the library, turns errors into a message and an exit status."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from raypfl.errors import RaypflError
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """Commands whose expected errors end in a message instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RaypflError as error:
+            if ctx.params["traceback"]:
+                raise
+            _stop(f"{type(error).__name__}: {error}", USER_ERROR)
+        except KeyboardInterrupt:
+            if ctx.params["traceback"]:
+                raise
+            _stop("Interrupted.", INTERRUPTED)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Config = Annotated[Path, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes as key=value: partition.alpha=0.1 method.name=fedavg seed=[1,2,3]"),
+]
+
+
+class Topic(str, Enum):
+    """What `raypfl list` can list."""
+
+    methods = "methods"
+    datasets = "datasets"
+    partitions = "partitions"
+    models = "models"
+
+
+@app.callback()
+def _raypfl(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", envvar="RAYPFL_TRACEBACK", help="Show where an error came from.")
+    ] = False,
+) -> None:
+    """Personalised federated learning, simulated on a laptop or a Ray cluster."""
+
+
+@app.command()
+def run(config: Config, overrides: Overrides = None) -> None:
+    """Run every method with every seed of a configuration."""
+    from raypfl import experiment
+    from raypfl.console import console_for
+
+    with console_for() as console:
+        experiment.run(config, overrides or [], console=console)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an experiment.")],
+    overrides: Overrides = None,
+) -> None:
+    """Go on with an interrupted run from its last checkpoint."""
+    from raypfl import experiment
+    from raypfl.console import console_for
+
+    with console_for() as console:
+        experiment.resume(run, overrides or [], console=console)
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None) -> None:
+    """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
+    from raypfl import experiment
+
+    typer.echo(experiment.plan(config, overrides or []))
+
+
+@app.command("list")
+def list_(topic: Annotated[Topic, typer.Argument(help="What to list.")]) -> None:
+    """List what can stand under a `name` key, with one line on each."""
+    descriptions = _descriptions(topic)
+    width = max(map(len, descriptions))
+    for name, description in descriptions.items():
+        typer.echo(f"{name:<{width}}  {description}")
+
+
+def main() -> None:
+    """The `raypfl` command."""
+    app()
+
+
+def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl.data import PARTITIONS, SOURCES
+    from raypfl.methods import METHODS
+    from raypfl.models import MODELS
+
+    tables = {Topic.datasets: SOURCES, Topic.partitions: PARTITIONS, Topic.models: MODELS}
+    if topic is Topic.methods:
+        return {name: method.summary for name, method in METHODS.items()}
+    return dict(tables[topic])
+
+
+def _stop(message: str, status: int) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(status)

@@ -1,0 +1,1 @@
+"""How samples are dealt to clients: one file a family, each with its configuration and its source."""

@@ -1,0 +1,45 @@
+"""Errors a person can act on: what is wrong, where, the value, what to do.
+
+Everything a user can cause derives from `RaypflError`; the command line prints its text alone and exits
+with a non-zero status. Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+
+class RaypflError(ValueError):
+    """Base of every error that a user's input, data or machine can cause."""
+
+
+class ConfigError(RaypflError):
+    """A key, a type or a value of the configuration is wrong."""
+
+
+class DataError(RaypflError):
+    """A data file is missing, corrupt or of the wrong form."""
+
+
+class PartitionError(RaypflError):
+    """The requested partition cannot be drawn from the data."""
+
+
+class ShapeError(RaypflError):
+    """Tensors, rows or a user's module do not fit together."""
+
+
+class PlacementError(RaypflError):
+    """Actors, GPUs or memory that were asked for do not fit the machine or cluster."""
+
+
+class StorageError(RaypflError):
+    """A run folder, file or checkpoint cannot be written or read."""
+
+
+class CheckpointError(StorageError):
+    """A checkpoint is missing, damaged, or belongs to another configuration."""
+
+
+class DivergedError(RaypflError):
+    """A client's loss or parameters are no longer finite."""
+
+
+class ClientError(RaypflError):
+    """Code of a method, model or objective raised at a client; carries that traceback once."""

@@ -1,0 +1,169 @@
+"""What a method is: client code and server code over rows, with every piece of state and message declared.
+
+A round, for all methods:
+
+    plan = method.plan(...)                        who takes part
+    down = method.download(net, hub, plan)         what each participant receives
+           evaluation PRE                          method.personalised(net, state, down)
+    state, up = method.local_update(cohort, state, down)
+           evaluation POST                         method.personalised(net, state, down, up)
+    hub  = method.aggregate(net, hub, up, plan)
+
+State, messages and hub are NamedTuples of tensors: all that survives a round, is sent, counted,
+checkpointed and restored. Nothing that a method receives may be modified in place.
+"""
+
+# N clients, S participants of a round, K clients of a cohort.
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from raypfl.config import StrictModel
+from raypfl.training.cohort import Cohort
+from raypfl.training.network import Network
+
+Point = Literal["pre", "post"]
+Model = Literal["personalised", "global"]
+
+
+class Nothing(NamedTuple):
+    """A state or message without content."""
+
+
+class Clients(NamedTuple):
+    """What a server knows of its clients from their registration."""
+
+    ids: Tensor
+    """int64 `[N]`."""
+    sizes: Tensor
+    """Training samples, int64 `[N]`."""
+    label_counts: Tensor
+    """Training samples a class, int64 `[N, C]`."""
+
+    def take(self, rows: Tensor) -> Clients:
+        """Some of these clients."""
+        return Clients(*(field[rows] for field in self))
+
+
+class Plan(NamedTuple):
+    """One round's decisions, made before anything is sent."""
+
+    round: int
+    """Rounds count from 1."""
+    ids: Tensor
+    """Participants, int64 `[S]`, ascending."""
+    sizes: Tensor
+    """Their training samples, int64 `[S]`."""
+
+
+class Message(NamedTuple):
+    """One field of one message, as the real system would send it."""
+
+    src: int
+    dst: int
+    kind: str
+    values: int
+    bytes: int
+
+
+SERVER = -1
+"""The server's id in messages."""
+
+HubT = TypeVar("HubT", bound=tuple[Tensor, ...])
+StateT = TypeVar("StateT", bound=tuple[Tensor, ...])
+DownT = TypeVar("DownT", bound=tuple[Tensor, ...])
+UpT = TypeVar("UpT", bound=tuple[Tensor, ...])
+ConfigT = TypeVar("ConfigT", bound=StrictModel)
+
+
+class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
+    """A federated method, written once for any number of clients.
+
+    Class attributes:
+        Config: the options, beside the method; each default with its source.
+        Hub, State: the types of what is kept, as declared.
+        shared: names of fields of the downloaded message that are the same for everyone; they have a leading
+            axis of 1, every other field has one row a participant.
+        reported: which model is evaluated at which point in the papers' tables.
+        summary: one line for lists.
+    """
+
+    Config: ClassVar[type[Any]]
+    Hub: ClassVar[type[Any]] = Nothing
+    State: ClassVar[type[Any]] = Nothing
+    shared: ClassVar[frozenset[str]] = frozenset()
+    reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
+    summary: ClassVar[str]
+
+    def __init__(self, config: ConfigT, seed: int = 0) -> None:
+        self.config = config
+        self.seed = seed
+
+    @abstractmethod
+    def init_hub(self, net: Network, clients: Clients) -> HubT:
+        """What the server holds before the first round."""
+
+    @abstractmethod
+    def init_state(self, net: Network, clients: Clients) -> StateT:
+        """What some clients hold before the first round, one row a client.
+
+        Called wherever those clients live, with them alone; so it may depend on nothing but keys.
+        """
+
+    def plan(self, net: Network, hub: HubT, clients: Clients, round: int, sample: Callable[[int], Tensor]) -> Plan:
+        """Who takes part; by default the uniform sample `sample(round)` of the configuration."""
+        ids = sample(round)
+        return Plan(round, ids, clients.sizes[ids])
+
+    @abstractmethod
+    def download(self, net: Network, hub: HubT, plan: Plan) -> DownT:
+        """What the participants receive, rows in the order of `plan.ids`."""
+
+    @abstractmethod
+    def local_update(self, cohort: Cohort, state: StateT, down: DownT) -> tuple[StateT, UpT]:
+        """Train the clients of a cohort; rows of all arguments and results are the cohort's clients."""
+
+    @abstractmethod
+    def personalised(self, net: Network, state: StateT, down: DownT, up: UpT | None = None) -> Tensor:
+        """The rows `[K, width]` a client would use: as received (PRE) or, with its upload, trained (POST)."""
+
+    def absent(self, net: Network, state: StateT, down: DownT) -> Tensor:
+        """The rows a client would use that does not take part; of `down` it has the shared fields only."""
+        return self.personalised(net, state, down)
+
+    def global_model(self, net: Network, state: StateT, down: DownT) -> Tensor | None:
+        """Rows of the server's one model as each client would run it, if the method has one."""
+        return None
+
+    @abstractmethod
+    def aggregate(self, net: Network, hub: HubT, up: UpT, plan: Plan) -> HubT:
+        """What the server holds after the round; uploads in the order of `plan.ids`."""
+
+    def sent_down(self, net: Network, plan: Plan, down: DownT) -> list[Message]:
+        """The messages to participants; by default every field of `down`, once a participant."""
+        return [
+            message
+            for row, client in enumerate(plan.ids.tolist())
+            for message in _fields(down, SERVER, client, row, self.shared)
+        ]
+
+    def sent_up(self, net: Network, ids: Tensor, up: UpT) -> list[Message]:
+        """The messages from clients `ids`; by default every field of `up`."""
+        return [message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)]
+
+
+def _fields(
+    message: tuple[Tensor, ...], src: int, dst: int, row: int, shared: frozenset[str] = frozenset()
+) -> list[Message]:
+    names: tuple[str, ...] = message._fields  # type: ignore[attr-defined]
+    out = []
+    for name, field in zip(names, message, strict=True):
+        own = field[0 if name in shared else row]
+        if own.numel():
+            out.append(Message(src, dst, name, own.numel(), own.numel() * own.element_size()))
+    return out

@@ -1,0 +1,98 @@
+"""What methods share in which clients keep a model of their own and the server sees the latest upload of each.
+
+The server works on the uploads of this round's participants. A client's model changes only when the client
+trains, and it uploads right after; so the rows the server kept are the models that the participants of the
+next round would upload at its start, whoever they are. In the first round that is the common start.
+"""
+
+# N clients, S participants, K clients of a cohort, P parameters.
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from raypfl.algebra import pull_together, replace_rows
+from raypfl.config import StrictModel
+from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.start import common_start
+from raypfl.training import Cohort, Network, cross_entropy
+
+
+class Hub(NamedTuple):
+    """Held by the server."""
+
+    w: Tensor
+    """The latest upload of every client, `[N, P]`: parameters, no running statistics."""
+
+
+class State(NamedTuple):
+    """Held by a client."""
+
+    w: Tensor
+    """The client's own model with its own running statistics, `[N, width]`."""
+
+
+class Up(NamedTuple):
+    """From a participant."""
+
+    w: Tensor
+    """The parameters of the client's model after local training, `[K, P]`."""
+
+
+ConfigT = TypeVar("ConfigT", bound=StrictModel)
+DownT = TypeVar("DownT", bound=tuple[Tensor, ...])
+
+
+class Published(Method[ConfigT, Hub, State, DownT, Up]):
+    """Every client has its own model, starts each round from it, and uploads it."""
+
+    Hub = Hub
+    State = State
+
+    def init_hub(self, net: Network, clients: Clients) -> Hub:
+        return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))
+
+    def init_state(self, net: Network, clients: Clients) -> State:
+        return State(common_start(net, self.seed, len(clients.ids)))
+
+    def personalised(self, net: Network, state: State, down: DownT, up: Up | None = None) -> Tensor:
+        return state.w
+
+    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
+        return Hub(replace_rows(hub.w, plan.ids, up.w))
+
+
+class Down(NamedTuple):
+    """To a participant."""
+
+    anchor: Tensor
+    """The server's combination of all participants' models for this client, `[S, P]`."""
+
+
+class Anchored(Published[ConfigT, Down]):
+    """Incremental proximal methods: one server step on a loss between models, then a proximal problem.
+
+    Server: `W~ = C W` over the participants. Client: `argmin F_i(w) + rho/2 ||w - w~_i||^2`, started at the
+    client's own model; the anchor lives for one round and never overwrites it.
+    """
+
+    @abstractmethod
+    def attraction(self, w_SP: Tensor, round: int) -> Tensor:
+        """The off-diagonal part `A` of `C = A + diag(1 - A 1)`: float64 `[S, S]`."""
+
+    @abstractmethod
+    def rho(self, round: int) -> float:
+        """The weight of the proximal term."""
+
+    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
+        w_SP = hub.w[plan.ids]
+        return Down(pull_together(self.attraction(w_SP, plan.round), w_SP))
+
+    def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
+        rho = self.rho(cohort.round)
+        pull = (rho, down.anchor) if rho > 0 else None
+        w = cohort.fit(state.w, cross_entropy, pull=pull).w
+        return State(w), Up(w[:, cohort.net.weights].clone())

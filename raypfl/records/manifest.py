@@ -1,0 +1,105 @@
+"""What a checkpoint says about itself, and whether a configuration may continue from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import ConfigDict, JsonValue, model_validator
+
+from raypfl.config import StrictModel
+from raypfl.errors import CheckpointError
+
+MAY_DIFFER = (
+    "name",
+    "storage_path",
+    "rounds",
+    "engine.name",
+    "engine.num_actors",
+    "engine.clients_per_actor",
+    "engine.address",
+    "resources.*",
+    "checkpoint.*",
+)
+"""Keys that say where, how long or how safely a run goes, and do not change its numbers."""
+
+ABSENT = "(absent)"
+
+
+class Part(StrictModel):
+    """One file of a checkpoint."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(StrictModel):
+    """Everything beside the tensors that a run needs to continue to the same bits."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    format: Literal[1] = 1
+    round: int  # completed server updates
+    config: dict[str, JsonValue]  # complete and resolved
+    config_sha256: str = ""  # filled in from `config`; found again when the manifest is read
+    block: int  # ids per unit of dealing
+    width: int  # rows a forward
+    threads: int  # torch threads per process
+    partition: str  # fingerprint of the clients' sample indices
+    parts: tuple[Part, ...] = ()  # filled in by `commit`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_config_hash(cls, values: JsonValue) -> JsonValue:
+        if not isinstance(values, dict) or "config" not in values:
+            return values
+        digest = config_hash(values["config"])
+        if (stated := values.get("config_sha256", digest)) != digest:
+            raise ValueError(f"its config has SHA-256 {digest} instead of {stated}")
+        return {**values, "config_sha256": digest}
+
+
+def config_hash(config: JsonValue | Mapping[str, JsonValue]) -> str:
+    """SHA-256 of a resolved configuration; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def check_same(
+    manifest: Manifest, config: Mapping[str, JsonValue], *, may_differ: Collection[str] = MAY_DIFFER
+) -> None:
+    """Refuse to continue a checkpoint under a configuration that would give other numbers.
+
+    Args:
+        manifest: of the checkpoint.
+        config: the complete resolved configuration now.
+        may_differ: dotted keys, or patterns like `resources.*`, that are not compared.
+
+    Raises:
+        CheckpointError: lists each key that differs, with the checkpoint's value and the one now.
+    """
+    then, now = dict(_leaves(manifest.config)), dict(_leaves(config))
+    differences = [
+        f"    {key}: {then.get(key, ABSENT)} -> {now.get(key, ABSENT)}"
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key) != now.get(key) and not any(fnmatchcase(key, pattern) for pattern in may_differ)
+    ]
+    if differences:
+        listed = "\n".join(differences)
+        raise CheckpointError(
+            f"the checkpoint of round {manifest.round} belongs to another configuration "
+            f"(key: checkpoint -> now):\n{listed}\n"
+            "Resume without these changes, or start a new run under another `name=`."
+        )
+
+
+def _leaves(config: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as JSON, in which tuples equal lists, as in the manifest's file."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value)

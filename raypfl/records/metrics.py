@@ -1,0 +1,260 @@
+"""The numbers of a run: three Parquet tables that can be read while the run goes on.
+
+| file | one row for |
+|---|---|
+| `clients.parquet` | round, client, point, model, split |
+| `rounds.parquet` | round, point, model, split: statistics over clients, traffic and seconds of that round |
+| `traffic.parquet` | message of the simulated system |
+
+Round t is the state after t server updates. Point `post` of round t is after its local training; point
+`pre` of round t is the model as received after it, known only when round t + 1 begins. Every round has the
+row (post, personalised, train), evaluated or not: summing over those rows counts each round once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypfl.records.statistics import EMPTY, ClientStatistics, client_statistics
+from raypfl.records.tables import TEXT, GrowingTable
+
+Columns = Mapping[str, npt.ArrayLike]
+"""Rows by column: arrays [rows], or a scalar for a column that is the same in all of them."""
+
+SERVER: Final = -1
+"""Source or destination of a message that is not a client."""
+
+POINTS: Final = ("pre", "post")
+MODELS: Final = ("personalised", "global")
+SPLITS: Final = ("train", "validation", "test")
+TRAINING: Final = ("post", "personalised", "train")
+"""Point, model and split of the row that every round has."""
+
+RUN_FIELDS = [("method", TEXT), ("seed", pa.int64()), ("round", pa.int32())]
+CLIENT_SCHEMA = pa.schema(
+    [
+        *RUN_FIELDS,
+        ("client", pa.int32()),
+        ("point", TEXT),
+        ("model", TEXT),
+        ("split", TEXT),
+        ("accuracy", pa.float64()),
+        ("loss", pa.float64()),
+        ("samples", pa.int64()),
+        ("participant", pa.bool_()),
+    ]
+)
+ROUND_SCHEMA = pa.schema(
+    [
+        *RUN_FIELDS,
+        ("point", TEXT),
+        ("model", TEXT),
+        ("split", TEXT),
+        ("clients", pa.int32()),
+        ("accuracy_mean", pa.float64()),
+        ("accuracy_weighted", pa.float64()),
+        ("accuracy_sd", pa.float64()),
+        ("accuracy_worst_decile", pa.float64()),
+        ("loss_mean", pa.float64()),
+        ("participants", pa.int32()),
+        ("upload_bytes", pa.int64()),
+        ("download_bytes", pa.int64()),
+        ("round_seconds", pa.float64()),
+        ("server_seconds", pa.float64()),
+        ("evaluation_seconds", pa.float64()),
+    ]
+)
+TRAFFIC_SCHEMA = pa.schema(
+    [
+        *RUN_FIELDS,
+        ("src", pa.int32()),
+        ("dst", pa.int32()),
+        ("kind", TEXT),
+        ("values", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+GROUP = ("round", "point", "model", "split")
+
+MINIMUM_PAUSE_SECONDS = 2.0
+PAUSE_PER_COST = 20.0
+"""Rewriting the tables takes at most about a twentieth of the run."""
+
+
+class RoundCosts(NamedTuple):
+    """What one round took; repeated in each of its rows in `rounds.parquet`."""
+
+    participants: int
+    upload_bytes: int  # sent by clients, to the server or to peers
+    download_bytes: int  # received by clients, from the server or from peers
+    round_seconds: float  # the whole round, wall clock
+    server_seconds: float  # of it, in the hub
+    evaluation_seconds: float  # of it, in evaluation
+
+
+class Metrics:
+    """The tables of one run (one method, one seed)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        method: str,
+        seed: int,
+        reported: tuple[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin the tables in `folder`, or continue those that are there (then call `truncate`).
+
+        Args:
+            folder: the run's metrics folder.
+            method: name of the method, the same in every row.
+            seed: seed of the run, the same in every row.
+            reported: (model, point) whose accuracy the method's papers report; kept in the files' metadata.
+            clock: seconds, for the pace of writing.
+
+        Raises:
+            StorageError: tables cannot be written, or those found belong to something else.
+        """
+        self._run: dict[str, int | str] = {"method": method, "seed": seed}
+        metadata = {"method": method, "seed": str(seed), "reported": "/".join(reported)}
+
+        def table(name: str, schema: pa.Schema) -> GrowingTable:
+            return GrowingTable(folder / f"{name}.parquet", schema.with_metadata(metadata))
+
+        self._clients = table("clients", CLIENT_SCHEMA)
+        self._rounds = table("rounds", ROUND_SCHEMA)
+        self._traffic = table("traffic", TRAFFIC_SCHEMA)
+        self._costs = {0: RoundCosts(0, 0, 0, 0.0, 0.0, 0.0)}
+        self._clock = clock
+        self._next_write = -np.inf
+
+    def add_round(
+        self,
+        round: int,
+        *,
+        clients: Sequence[Columns],
+        traffic: Sequence[Columns],
+        participants: int,
+        round_seconds: float,
+        server_seconds: float = 0.0,
+        evaluation_seconds: float = 0.0,
+    ) -> None:
+        """Record a round that is complete, and write if it is time to.
+
+        Args:
+            round: number of the round, from 1.
+            clients: blocks of rows, in any order, with columns round, client, point, model, split, accuracy,
+                loss, samples, participant: this round's training and POST rows and the previous round's PRE.
+            traffic: blocks of this round's messages: columns src, dst, kind, values, bytes.
+            participants: how many clients trained.
+            round_seconds: wall-clock seconds of the whole round.
+            server_seconds: of these, in the hub.
+            evaluation_seconds: of these, in evaluation.
+        """
+        messages = _joined(traffic, TRAFFIC_SCHEMA, {**self._run, "round": round})
+        costs = RoundCosts(
+            participants,
+            int(messages["bytes"][messages["src"] != SERVER].sum()),
+            int(messages["bytes"][messages["dst"] != SERVER].sum()),
+            round_seconds,
+            server_seconds,
+            evaluation_seconds,
+        )
+        # PRE rows of the previous round come with this one, so its costs are kept that long.
+        self._costs = {past: known for past, known in self._costs.items() if past == round - 1}
+        self._costs[round] = costs
+        self._traffic.append(messages)
+        self._add_clients(clients, training_of=round)
+        self.flush()
+
+    def add_evaluation(self, clients: Sequence[Columns]) -> None:
+        """Record client rows outside a round: the PRE rows after the last one. Columns as in `add_round`."""
+        self._add_clients(clients, training_of=None)
+        self.flush()
+
+    def flush(self, *, force: bool = False) -> None:
+        """Write what is pending if the pace allows it, or at once with `force` (checkpoints, the end).
+
+        Raises:
+            StorageError: a table cannot be written; nothing that was in it is lost.
+        """
+        begin = self._clock()
+        # Rounds come last: who reads a row there finds its clients and messages.
+        due = [table for table in (self._traffic, self._clients, self._rounds) if table.has_pending]
+        if not due or (begin < self._next_write and not force):
+            return
+        for table in due:
+            table.write()
+        end = self._clock()
+        self._next_write = end + max(MINIMUM_PAUSE_SECONDS, PAUSE_PER_COST * (end - begin))
+
+    def truncate(self, round: int) -> None:
+        """Go back to the checkpoint of `round`, whose PRE rows are recorded again when the next one runs."""
+        for table in (self._clients, self._rounds):
+            at_checkpoint = (pc.field("round") == round) & (pc.field("point") == "post")
+            table.write(keep=(pc.field("round") < round) | at_checkpoint)
+        self._traffic.write(keep=pc.field("round") <= round)
+        if round > 0:
+            self._costs = {round: self._stored_costs(round)}
+
+    def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
+        rows = _joined(blocks, CLIENT_SCHEMA, self._run)
+        # Sorted, so that neither the file nor a sum depends on which host answered first.
+        order = np.lexsort([rows[name] for name in ("client", *reversed(GROUP))])
+        rows = {name: column[order] for name, column in rows.items()}
+        _check_vocabulary(rows)
+        groups = dict(_groups(rows))
+        if training_of is not None:
+            groups.setdefault((training_of, *TRAINING), EMPTY)
+        self._clients.append(rows)
+        for (round, point, model, split), statistics in groups.items():
+            assert round in self._costs, f"client rows of round {round}, recorded so far: {list(self._costs)}"
+            group = {"round": round, "point": point, "model": model, "split": split}
+            row = {**group, **statistics._asdict(), **self._costs[round]._asdict()}
+            self._rounds.append(_joined([row], ROUND_SCHEMA, self._run))
+
+    def _stored_costs(self, round: int) -> RoundCosts:
+        rows = [row for batch in self._rounds.batches() for row in batch.to_pylist() if row["round"] == round]
+        return RoundCosts(**{name: rows[0][name] for name in RoundCosts._fields})
+
+
+def _joined(
+    blocks: Sequence[Columns], schema: pa.Schema, constant: Mapping[str, int | str]
+) -> dict[str, np.ndarray]:
+    """Blocks one after another, scalars and the constant columns spread over the rows."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in schema.names}
+    for block in blocks:
+        columns = {**block, **constant}
+        assert columns.keys() == set(schema.names), f"columns {list(columns)}, expected {schema.names}"
+        spread = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name])) for name in schema.names))
+        if spread[0].size:
+            for name, values in zip(schema.names, spread, strict=True):
+                parts[name].append(values)
+    return {name: np.concatenate(values) if values else np.empty(0) for name, values in parts.items()}
+
+
+def _check_vocabulary(rows: Mapping[str, np.ndarray]) -> None:
+    for name, words in (("point", POINTS), ("model", MODELS), ("split", SPLITS)):
+        unknown = set(np.unique(rows[name])) - set(words)
+        assert not unknown, f"{name} {unknown}, expected one of {words}"
+
+
+def _groups(rows: Mapping[str, np.ndarray]) -> Iterator[tuple[tuple[int, str, str, str], ClientStatistics]]:
+    """Statistics of each (round, point, model, split) in sorted rows."""
+    if not len(rows["round"]):
+        return
+    changed = np.logical_or.reduce([rows[name][1:] != rows[name][:-1] for name in GROUP])
+    for at in np.split(np.arange(len(changed) + 1), np.flatnonzero(changed) + 1):
+        assert (np.diff(rows["client"][at]) > 0).all(), "a client is recorded twice"
+        round, point, model, split = (rows[name][at[0]] for name in GROUP)
+        values = (rows[name][at] for name in ("accuracy", "loss", "samples"))
+        yield (int(round), str(point), str(model), str(split)), client_statistics(*values)

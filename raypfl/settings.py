@@ -1,0 +1,215 @@
+"""What can be set: an experiment, as a person writes it, and a run, which is one method with one seed.
+
+Options of methods, data sets, partitions, models and local training live beside their owners; here is
+what belongs to none of them, and the checks that need more than one key.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Union
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from raypfl.config import StrictModel
+from raypfl.data import DataConfig, PartitionConfig
+from raypfl.errors import ConfigError
+from raypfl.methods import METHODS
+from raypfl.methods.contract import Model, Point
+from raypfl.models import ModelConfig
+from raypfl.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+
+    class MethodConfig(StrictModel):
+        """The options of one method: in truth the union of the methods' own models."""
+
+        name: str
+
+else:
+    MethodConfig = Annotated[
+        Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
+        Field(discriminator="name"),
+    ]
+
+Seed = Annotated[int, Field(ge=0)]
+
+
+class ParticipationConfig(StrictModel):
+    """How many clients take part in a round; exactly one of the two is given."""
+
+    fraction: float | None = Field(None, gt=0.0, le=1.0, description="share of all clients, rounded down")
+    count: PositiveInt | None = Field(None, description="number of clients")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ParticipationConfig:
+        if (self.fraction is None) == (self.count is None):
+            raise ValueError("give exactly one of fraction and count (null unsets the other).")
+        return self
+
+    def participants(self, num_clients: int) -> int:
+        """The number of clients a round.
+
+        Raises:
+            ConfigError: the fraction selects nobody, or the count is larger than `num_clients`.
+        """
+        if self.count is not None:
+            if self.count > num_clients:
+                raise ConfigError(
+                    f"participation.count = {self.count} is more than the {num_clients} clients there are. "
+                    f"Use a count of at most {num_clients}."
+                )
+            return self.count
+        assert self.fraction is not None
+        # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
+        participants = math.floor(self.fraction * num_clients + 1e-9)
+        if participants == 0:
+            raise ConfigError(
+                f"participation.fraction = {self.fraction:g} of {num_clients} clients selects 0 "
+                f"participants. Use a fraction of at least {math.ceil(1e6 / num_clients) / 1e6:g}, "
+                "or set participation.count."
+            )
+        return participants
+
+
+class EvaluationConfig(StrictModel):
+    """When, where and on whom models are evaluated."""
+
+    every: PositiveInt = Field(1, description="rounds between evaluations; the last round always is")
+    points: tuple[Point, ...] = Field(
+        ("pre", "post"), min_length=1, description="pre: as received; post: after local training"
+    )
+    models: tuple[Model, ...] = Field(("personalised", "global"), min_length=1)
+    clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
+
+    @field_validator("points", "models")
+    @classmethod
+    def _no_repetition(cls, chosen: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(chosen)) < len(chosen):
+            raise ValueError("must not name anything twice")
+        return chosen
+
+
+class EngineConfig(StrictModel):
+    """Where clients and the server live. No setting here changes a result, except where it says so."""
+
+    name: Literal["local", "ray"] = Field("local", description="this process, or Ray actors")
+    num_actors: PositiveInt | None = Field(None, description="client hosts; null: one per core or GPU share")
+    clients_per_actor: PositiveInt | None = Field(None, description="instead of num_actors")
+    block: PositiveInt | Literal["auto"] = Field("auto", description="clients dealt and messaged together")
+    width: PositiveInt | Literal["auto"] = Field("auto", description="models per forward (moves last bits)")
+    threads: PositiveInt = Field(1, description="torch threads per process (moves last bits)")
+    condense: bool = Field(False, description="sum a block's uploads before sending (moves last bits)")
+    address: str | None = Field(None, description="the Ray cluster; null: one on this machine")
+
+    @model_validator(mode="after")
+    def _one_way_to_count_actors(self) -> EngineConfig:
+        if self.num_actors is not None and self.clients_per_actor is not None:
+            raise ValueError("give at most one of num_actors and clients_per_actor (null unsets the other).")
+        return self
+
+
+class ResourcesConfig(StrictModel):
+    """What each Ray actor asks for, in Ray's words, and the device that models run on."""
+
+    num_cpus_per_actor: float = Field(1, ge=0)
+    num_gpus_per_actor: float = Field(0.0, ge=0)
+    num_cpus_server: float = Field(0, ge=0)
+    num_gpus_server: float = Field(0.0, ge=0)
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+
+    @field_validator("num_gpus_per_actor", "num_gpus_server")
+    @classmethod
+    def _whole_above_one(cls, share: float) -> float:
+        if share > 1 and not float(share).is_integer():
+            raise ValueError("must be a fraction of one GPU (at most 1) or a whole number of GPUs")
+        return share
+
+    @model_validator(mode="after")
+    def _no_gpus_for_the_cpu(self) -> ResourcesConfig:
+        if self.device == "cpu" and (self.num_gpus_per_actor or self.num_gpus_server):
+            raise ValueError("device cpu leaves the GPUs that are asked for idle; use device auto.")
+        return self
+
+
+class CheckpointConfig(StrictModel):
+    """How often the state of a run is written, and how much of it is kept."""
+
+    every: int = Field(10, ge=0, description="rounds; 0: only at the end and on interruption")
+    keep: PositiveInt = Field(2, description="how many of the last checkpoints stay")
+
+
+class Settings(StrictModel):
+    """What an experiment and each of its runs have in common."""
+
+    name: str | None = Field(None, description="the run's folder below storage_path; null: method-data-time")
+    storage_path: Path = Path("./runs")
+    rounds: PositiveInt
+    data: DataConfig
+    partition: PartitionConfig
+    model: ModelConfig
+    training: TrainingConfig = TrainingConfig()
+    participation: ParticipationConfig = ParticipationConfig(fraction=1.0)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder_below(cls, name: str | None) -> str | None:
+        if name is not None and (not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts):
+            raise ValueError("must be a folder below storage_path")
+        return name
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Settings:
+        num_clients = getattr(self.partition, "num_clients", None)
+        if num_clients is not None:
+            self.check_clients(num_clients)
+        return self
+
+    def check_clients(self, num_clients: int) -> None:
+        """Hold every number of clients against the number there are.
+
+        Runs when the configuration is read, and again once data with clients of its own is partitioned.
+
+        Raises:
+            ConfigError: nobody would take part, or more clients are asked for than there are.
+        """
+        self.participation.participants(num_clients)
+        wanted = {
+            "evaluation.clients": self.evaluation.clients,
+            "engine.num_actors": self.engine.num_actors,
+            "engine.clients_per_actor": self.engine.clients_per_actor,
+        }
+        for key, count in wanted.items():
+            if isinstance(count, int) and count > num_clients:
+                raise ConfigError(
+                    f"{key} = {count} is more than the {num_clients} clients there are. "
+                    f"Use at most {num_clients}."
+                )
+
+
+class ExperimentConfig(Settings):
+    """An experiment: each method with each seed is one run."""
+
+    method: tuple[MethodConfig, ...] = Field(min_length=1)
+    seed: tuple[Seed, ...] = Field((0,), min_length=1)
+
+    @model_validator(mode="after")
+    def _no_run_twice(self) -> ExperimentConfig:
+        if len(set(self.seed)) < len(self.seed):
+            raise ValueError(f"seed = {list(self.seed)} names a seed twice.")
+        for index, method in enumerate(self.method):
+            if method in self.method[:index]:
+                raise ValueError(f"method lists {method.name} twice with the same options.")
+        return self
+
+
+class RunConfig(Settings):
+    """One method with one seed: what is saved with a run, and can be run again as it stands."""
+
+    method: MethodConfig
+    seed: Seed

@@ -1,0 +1,25 @@
+"""Local training over rows: networks bound to rows, cohorts of clients, losses and optimizers."""
+
+from raypfl.training.batches import Batch, Samples
+from raypfl.training.cohort import ClientData, Cohort, Fit
+from raypfl.training.config import TrainingConfig
+from raypfl.training.losses import cross_entropy, cross_entropy_per_sample
+from raypfl.training.network import Network, Rows
+from raypfl.training.optim import SGD, Adam, AdamW, Moments
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Batch",
+    "ClientData",
+    "Cohort",
+    "Fit",
+    "Moments",
+    "Network",
+    "Rows",
+    "Samples",
+    "TrainingConfig",
+    "cross_entropy",
+    "cross_entropy_per_sample",
+]

@@ -1,0 +1,288 @@
+"""The clients that train together: everything about local data, batches, optimizers and the round's keys."""
+
+# K clients, k clients of one batch, P trained columns, C classes.
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raypfl.errors import ClientError, RaypflError
+from raypfl.rng import key, torch_seeded
+from raypfl.training.batches import Batch, Samples, gather, in_order, shuffled, steps_of, together
+from raypfl.training.config import Optimizer, TrainingConfig
+from raypfl.training.network import Network, Rows
+from raypfl.training.optim import Moments
+
+Objective = Callable[..., Tensor]
+Split = Literal["train", "validation", "test"]
+
+PASS_BATCH = 1000
+"""Samples a client and batch in passes without gradients; large, since nothing is kept for a backward."""
+
+
+class Fit(NamedTuple):
+    """What local training leaves."""
+
+    w: Tensor
+    """Rows `[K, width]`."""
+    moments: Moments
+    """The optimizer's memory, rows in the same order."""
+
+
+class ClientData(NamedTuple):
+    """A cohort's share of the data set: index lists into one pool, in the order of the cohort's ids."""
+
+    pool: Samples
+    num_classes: int
+    train: Sequence[np.ndarray]
+    validation: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+
+    def take(self, rows: Sequence[int]) -> ClientData:
+        """The share of some of these clients."""
+        splits = ([split[row] for row in rows] for split in (self.train, self.validation, self.test))
+        return ClientData(self.pool, self.num_classes, *splits)
+
+
+class Cohort:
+    """K clients that hold rows of one network and train on their own data.
+
+    Args:
+        net: the network of the clients' rows.
+        data: index lists in the order of `ids`.
+        ids: client ids, `[K]`.
+        round: the round these clients train in; the keys of shuffles and noise depend on it.
+        training: epochs, batch size and optimizer, unless a method asks for others.
+        width: rows a forward pass; the cohort is worked off in chunks of that many.
+
+    Attributes:
+        losses: mean training loss of each client over the samples of its last `fit`, `[K]`; nan before.
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        data: ClientData,
+        ids: Tensor,
+        *,
+        round: int,
+        seed: int,
+        training: TrainingConfig,
+        width: int = 1,
+    ) -> None:
+        self.net, self.data, self.ids = net, data, ids
+        self.round, self.seed, self.training, self.width = round, seed, training, width
+        self.losses = torch.full((len(ids),), float("nan"), dtype=net.dtype, device=net.device)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of each client, int64 `[K]`."""
+        return torch.tensor([len(own) for own in self.data.train], device=self.net.device)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Training samples of each client and class, int64 `[K, C]`."""
+        labels, classes = self.data.pool.y, self.data.num_classes
+        return torch.stack([torch.bincount(labels[torch.from_numpy(own)], minlength=classes) for own in self.data.train])
+
+    def fit(
+        self,
+        w: Tensor,
+        objective: Objective,
+        *rows: Tensor,
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        columns: slice | None = None,
+        pull: tuple[float, Tensor] | None = None,
+        moments: Moments | None = None,
+        on_gradient: Callable[[Tensor, Batch], None] | None = None,
+        after_step: Callable[[Tensor, Batch], None] | None = None,
+        purpose: str = "batches",
+    ) -> Fit:
+        """Train every client from its row of `w` by mini-batch steps on `objective`.
+
+        Args:
+            w: rows `[K, width]`, not modified.
+            objective: `objective(m, batch, *rows) -> [k]`, the loss of each client in the batch. The gradient
+                of a client's loss moves that client alone.
+            rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), handed to the objective narrowed to the batch.
+            epochs: local passes; the configuration's if absent.
+            optimizer: the configuration's if absent; both follow the configured decay over rounds.
+            columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
+                parameters enter as data.
+            pull: `(rho, anchor)` adds `rho / 2 ||w - anchor||^2` over the trained columns through its gradient
+                `rho (w - anchor)`; the anchor is `[K, trained columns]`, or `[1, ...]` shared.
+            moments: the optimizer's memory of an earlier round; fresh if absent.
+            on_gradient: called with the gradient rows `[k, P]` and the batch before the step; may change them.
+            after_step: called with the trained rows `[k, P]` and the batch after the step; may change them.
+            purpose: name of the shuffles' keys.
+        """
+        net = self.net
+        chosen = self.training.optimizer if optimizer is None else optimizer
+        loop = _Loop(
+            objective=objective,
+            optimizer=chosen,
+            lr=chosen.lr * self.training.lr_decay ** (self.round - 1),
+            epochs=self.training.epochs if epochs is None else epochs,
+            columns=net.weights if columns is None else columns,
+            rho=0.0 if pull is None else pull[0],
+            on_gradient=on_gradient,
+            after_step=after_step,
+            purpose=purpose,
+        )
+        if moments is None:
+            moments = chosen.moments(w[:, loop.columns])
+        anchor = w.new_zeros(1, 0) if pull is None else pull[1]
+        w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows)
+        self.losses = losses
+        return Fit(w, Moments(*memory))
+
+    def run(self, work: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+        """Work the cohort off in chunks of `width` clients, longest sequence of batches first.
+
+        Args:
+            work: `work(chunk, *rows) -> tensors [k, ...]`; the chunk is a cohort of its own whose `batches`
+                may be drawn. Methods with their own inner loops enter here.
+            rows: tensors `[K, ...]`, handed over narrowed to the chunk; a single row is shared.
+
+        Returns:
+            The tensors of all chunks, rows in the order of this cohort.
+
+        Raises:
+            ClientError: `work` raised; names the clients and the round and carries the traceback.
+        """
+        steps = [len(own) for own in self.data.train]
+        order = sorted(range(len(self)), key=lambda row: -steps[row])
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(order), self.width):
+            chosen = order[start : start + self.width]
+            chunk = self._chunk(chosen)
+            at = torch.tensor(chosen, device=self.net.device)
+            try:
+                with chunk._noise():
+                    parts.append(work(chunk, *(tensor if len(tensor) == 1 else tensor[at] for tensor in rows)))
+            except RaypflError:
+                raise
+            except Exception:
+                raise ClientError(
+                    f"local work of client(s) {chunk.ids.tolist()} failed in round {self.round}:\n{traceback.format_exc()}"
+                ) from None
+        back = torch.tensor(order, device=self.net.device).argsort()
+        return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))
+
+    def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
+        """This round's batches, reshuffled every epoch; only inside `run`, where sequences are sorted.
+
+        `batch.rows` says which rows of the chunk take part; a step may come as several batches where batch
+        statistics forbid padding.
+        """
+        draws = [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
+        count = self.training.epochs if epochs is None else epochs
+        own, indices = gather(self.data.pool, self.data.train)
+        plan = together(shuffled(indices, draws, count, self.training.batch_size))
+        return steps_of(plan, own, pad=not self.net.coupled)
+
+    def pass_over(self, w: Tensor, measure: Callable[[Rows, Batch], Tensor], *, split: Split = "train") -> Tensor:
+        """Sum `measure(m, batch) -> [k, ...]` over one pass in evaluation mode, without gradients: `[K, ...]`.
+
+        Sums are kept in float64. A client without samples in the split contributes zero.
+        """
+
+        def work(chunk: Cohort, w: Tensor) -> tuple[Tensor]:
+            indices: Sequence[np.ndarray] = getattr(chunk.data, split)
+            order = sorted(range(len(chunk)), key=lambda row: -len(indices[row]))
+            plan = together(in_order([indices[row] for row in order], PASS_BATCH))
+            total: Tensor | None = None
+            at = torch.tensor(order, device=self.net.device)
+            for batch in steps_of(plan, chunk.data.pool, pad=True):
+                rows = at[batch.rows]
+                value = measure(self.net.bind(w[rows]), batch).double()
+                if total is None:
+                    total = value.new_zeros(len(chunk), *value.shape[1:])
+                total[rows] += value
+            if total is None:
+                raise ValueError(f"no client of {chunk.ids.tolist()} has {split} samples")
+            return (total,)
+
+        with torch.no_grad():
+            return self.run(work, w)[0]
+
+    def each(self, w: Tensor, fn: Callable[[Rows], Tensor]) -> Tensor:
+        """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""
+        with torch.no_grad():
+            return self.run(lambda chunk, w: (fn(self.net.bind(w)),), w)[0]
+
+    def _chunk(self, rows: list[int]) -> Cohort:
+        return Cohort(
+            self.net,
+            self.data.take(rows),
+            self.ids[rows],
+            round=self.round,
+            seed=self.seed,
+            training=self.training,
+            width=len(rows),
+        )
+
+    def _noise(self) -> AbstractContextManager[None]:
+        """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
+        if not self.net.random:
+            return nullcontext()
+        return torch_seeded(key(self.seed, "noise", self.round, int(self.ids[0])), self.net.device)
+
+
+class _Loop(NamedTuple):
+    """One `fit`: the settings, and the loop over a chunk's batches."""
+
+    objective: Objective
+    optimizer: Optimizer
+    lr: float
+    epochs: int
+    columns: slice
+    rho: float
+    on_gradient: Callable[[Tensor, Batch], None] | None
+    after_step: Callable[[Tensor, Batch], None] | None
+    purpose: str
+
+    def train(
+        self, chunk: Cohort, w: Tensor, first: Tensor, second: Tensor, count: Tensor, anchor: Tensor, *rows: Tensor
+    ) -> tuple[Tensor, ...]:
+        net = chunk.net
+        # Everything below is written in place, on memory made here.
+        w = w.clone(memory_format=torch.contiguous_format)
+        memory = Moments(first.clone(), second.clone(), count.clone())
+        buffers = w[:, net.statistics].clone()
+        loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
+        for batch in chunk.batches(self.epochs, self.purpose):
+            at = batch.rows
+            leaf = w[at, self.columns].detach().requires_grad_()
+            m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
+            loss = self.objective(m, batch, *(batch.narrow(extra) for extra in rows))
+            (g,) = torch.autograd.grad(loss.sum(), leaf)
+            with torch.no_grad():
+                if self.rho:
+                    g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
+                if self.on_gradient is not None:
+                    self.on_gradient(g, batch)
+                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
+                self.optimizer.step(moved, g, own, self.lr)
+                if self.after_step is not None:
+                    self.after_step(moved, batch)
+                if not isinstance(at, slice):
+                    # An index tensor gathers copies; a prefix is a view, and already in place.
+                    w[at, self.columns], buffers[at] = moved, m.buffers
+                    for field, part in zip(memory, own, strict=True):
+                        field[at] = part
+                loss_sum[at] += loss.detach() * batch.sizes
+                samples[at] += batch.sizes
+        w[:, net.statistics] = buffers
+        return w, *memory, loss_sum / samples

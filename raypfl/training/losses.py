@@ -1,0 +1,22 @@
+"""Per-sample losses of K models at once, and the objective most methods start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from raypfl.training.batches import Batch
+    from raypfl.training.network import Rows
+
+
+def cross_entropy_per_sample(logits_KBC: Tensor, y_KB: Tensor) -> Tensor:
+    """Softmax cross-entropy (natural logarithm) of every sample, `[K, B]`."""
+    return F.cross_entropy(logits_KBC.flatten(0, 1), y_KB.flatten(), reduction="none").view(y_KB.shape)
+
+
+def cross_entropy(m: Rows, batch: Batch) -> Tensor:
+    """The objective F_i: mean cross-entropy of each model on its own batch, `[K]`."""
+    return batch.mean(cross_entropy_per_sample(m(batch.x), batch.y))

@@ -1,0 +1,303 @@
+"""A module bound to rows: N models of one architecture are a matrix `[N, width]`.
+
+Column order of a row: head | extractor | floating-point buffers | zeros up to a multiple of 16, so that
+every row starts aligned (an unaligned row changes the last bits of a batch of one sample) and every piece
+a method names is one contiguous slice.
+"""
+
+# K models, B samples a model.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from raypfl.errors import ShapeError
+from raypfl.rng import torch_seeded
+
+ALIGNMENT = 16
+BufferPolicy = Literal["average", "local"]
+
+
+class Slot(NamedTuple):
+    """Where one tensor of a module lives in a row."""
+
+    owner: nn.Module
+    name: str
+    shape: torch.Size
+    size: int
+
+
+class Network:
+    """Binds the models of one architecture to rows.
+
+    Args:
+        build: makes the module; called again for every initialisation that is drawn.
+        head: name of the submodule that is the head. In an `nn.Sequential` it is the direct child where the
+            head begins: that child and all after it.
+        buffers: `average`: floating-point buffers (running statistics) travel with the extractor;
+            `local`: they never leave their client.
+
+    Attributes:
+        head, extractor, weights: column slices; `weights` is both.
+        statistics: the columns of the buffers.
+        body: the extractor, with the buffers where they travel.
+        shared: everything that travels when a whole model does; `private`: the columns that stay at home.
+        width: columns of a row, padding included.
+        coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
+        random: the forward pass draws random numbers (dropout).
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        head: str,
+        *,
+        buffers: BufferPolicy = "average",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._build = build
+        self._head_name = head
+        self.dtype = dtype
+        self.device = torch.device(device)
+        with torch_seeded(0):
+            module = build()
+        self._extractor, self._head = split_at(module, head)
+        self._extractor.to(dtype=dtype, device=self.device)
+        self._head.to(dtype=dtype, device=self.device)
+        _refuse_unbindable(module)
+        head_slots, extractor_slots = _parameter_slots(self._head), _parameter_slots(self._extractor)
+        self._slots = [*head_slots, *extractor_slots]
+        self._num_head_slots = len(head_slots)
+        self._buffer_slots = [*_buffer_slots(self._head), *_buffer_slots(self._extractor)]
+
+        num_head, num_extractor, num_buffers = (
+            sum(slot.size for slot in slots) for slots in (head_slots, extractor_slots, self._buffer_slots)
+        )
+        num_weights = num_head + num_extractor
+        used = num_weights + num_buffers
+        travels = used if buffers == "average" else num_weights
+        self.head = slice(0, num_head)
+        self.extractor = slice(num_head, num_weights)
+        self.weights = slice(0, num_weights)
+        self.statistics = slice(num_weights, used)
+        self.body = slice(num_head, travels)
+        self.shared = slice(0, travels)
+        self.private = slice(travels, used)
+        self.num_weights = num_weights
+        self.width = -(-used // ALIGNMENT) * ALIGNMENT
+        modules = list(module.modules())
+        self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
+        self.random = any(isinstance(part, _DropoutNd) for part in modules)
+        self._training: bool | None = None
+
+    def draw(self, key: int) -> Tensor:
+        """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""
+        with torch_seeded(key):
+            extractor, head = split_at(self._build(), self._head_name)
+        slots = [*_parameter_slots(head), *_parameter_slots(extractor), *_buffer_slots(head), *_buffer_slots(extractor)]
+        parts = [getattr(slot.owner, slot.name).detach().reshape(-1).to(self.dtype) for slot in slots]
+        row = torch.zeros(1, self.width, dtype=self.dtype)
+        row[0, : self.statistics.stop] = torch.cat(parts)
+        return row.to(self.device)
+
+    def assemble(self, *pieces: Tensor) -> Tensor:
+        """Rows `[K, width]` from pieces in column order; pieces with one row are repeated for all."""
+        num_rows = max(len(piece) for piece in pieces)
+        rows = pieces[0].new_zeros(num_rows, self.width)
+        start = 0
+        for piece in pieces:
+            stop = start + piece.shape[1]
+            rows[:, start:stop] = piece
+            start = stop
+        if start not in (self.statistics.stop, self.width):
+            raise ShapeError(f"pieces with {start} columns do not make a row of {self.statistics.stop}")
+        return rows
+
+    def bind(
+        self, rows: Tensor, buffers: Tensor | None = None, *, leaf: Tensor | None = None, columns: slice | None = None
+    ) -> Rows:
+        """Models ready to be called.
+
+        Args:
+            rows: models `[K, width]`.
+            buffers: running statistics `[K, b]` that training writes to; without them the models are in
+                evaluation mode, on a copy of those in `rows`.
+            leaf: the columns in training `[K, columns]`, to be read in place of those in `rows`.
+            columns: which columns `leaf` holds: `weights` (default), `head` or `extractor`.
+        """
+        training = buffers is not None
+        if buffers is None:
+            buffers = rows[:, self.statistics].clone()
+        if columns is None:
+            columns = self.weights
+        w = rows[:, columns] if leaf is None else leaf
+        first = self._num_head_slots
+        if columns == self.weights:
+            pieces = _split(w, self._slots)
+        elif columns == self.head:
+            pieces = _split(w, self._slots[:first]) + _split(rows[:, self.extractor], self._slots[first:])
+        elif columns == self.extractor:
+            pieces = _split(rows[:, self.head], self._slots[:first]) + _split(w, self._slots[first:])
+        else:
+            raise ShapeError(f"columns {columns} are neither the head, the extractor nor all weights")
+        return Rows(self, w, buffers, pieces, training)
+
+    def set_training(self, training: bool) -> None:
+        """Put the modules into training or evaluation mode, if they are not."""
+        if self._training is not training:
+            self._extractor.train(training)
+            self._head.train(training)
+            self._training = training
+
+
+class Rows(NamedTuple):
+    """K models bound to their rows: what an objective receives. Made by `Network.bind`."""
+
+    net: Network
+    w: Tensor
+    """The columns in training, `[K, columns]`: parameters only, never buffers. The leaf of the gradient."""
+    buffers: Tensor
+    """Running statistics `[K, b]`, written by normalisation layers in training mode."""
+    pieces: tuple[Tensor, ...]
+    """Every parameter, `[K, size]`, in column order; one split of `w`, so that its backward is one copy."""
+    training: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits `[K, B, classes]` of inputs `[K, B, ...]`, each model on its own batch."""
+        return self._run(lambda x: self.net._head(self.net._extractor(x)), x, self.net._slots, self.pieces)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the head: `[K, B, ...]`."""
+        net = self.net
+        first = net._num_head_slots
+        return self._run(net._extractor, x, net._slots[first:], self.pieces[first:])
+
+    def classify(self, z: Tensor, head: Tensor | None = None) -> Tensor:
+        """Logits of features `[K, B, ...]`, with other heads `[K or 1, head columns]` if they are given."""
+        net = self.net
+        slots = net._slots[: net._num_head_slots]
+        pieces = self.pieces[: len(slots)] if head is None else _split(head, slots)
+        return self._run(net._head, z, slots, pieces)
+
+    def evaluating(self) -> Rows:
+        """The same models in evaluation mode; their buffers are a copy, safe beside a training forward."""
+        return self._replace(buffers=self.buffers.clone(), training=False)
+
+    def _run(
+        self, forward: Callable[[Tensor], Tensor], x: Tensor, slots: Sequence[Slot], pieces: Sequence[Tensor]
+    ) -> Tensor:
+        net = self.net
+        net.set_training(self.training)
+        statistics = _split(self.buffers, net._buffer_slots)
+
+        def one(x: Tensor, pieces: Sequence[Tensor], statistics: Sequence[Tensor]) -> Tensor:
+            with _bound(slots, pieces, "_parameters"), _bound(net._buffer_slots, statistics, "_buffers"):
+                return forward(x)
+
+        if len(x) == 1:
+            # One model needs no vmap, which would cost up to twice the time.
+            return one(x[0], pieces, statistics)[None]
+        batched = [0 if len(piece) == len(x) else None for piece in pieces]
+        # A single row is shared by all; `view(-1)`, since its backward copies nothing.
+        flat = [piece if axis == 0 else piece.view(-1) for piece, axis in zip(pieces, batched, strict=True)]
+        axes = (0, batched, [0] * len(statistics))
+        out: Tensor = torch.func.vmap(one, in_dims=axes, randomness="different")(x, flat, list(statistics))
+        return out
+
+
+def split_at(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
+    """The feature extractor and the head of a module; they share their parameters with it.
+
+    Raises:
+        ShapeError: there is no submodule of that name.
+    """
+    if isinstance(module, nn.Sequential) and head in module._modules:
+        first = list(module._modules).index(head)
+        return module[:first], module[first:]
+    try:
+        found = module.get_submodule(head)
+    except AttributeError:
+        raise ShapeError(
+            f"model.head = {head!r}: {type(module).__name__} has no such submodule. "
+            f"It has: {', '.join(name for name, _ in module.named_modules() if name)}"
+        ) from None
+    extractor = copy.copy(module)
+    parent_name, _, name = head.rpartition(".")
+    # Copy only the path to the head, so that everything else stays the same objects.
+    node = extractor
+    node._modules = dict(node._modules)
+    for part in parent_name.split(".") if parent_name else []:
+        child = copy.copy(node._modules[part])
+        assert child is not None
+        child._modules = dict(child._modules)
+        node._modules[part] = child
+        node = child
+    node._modules[name] = nn.Identity()
+    return extractor, found
+
+
+def _split(rows: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
+    return rows.split([slot.size for slot in slots], dim=1) if slots else ()
+
+
+@contextmanager
+def _bound(slots: Sequence[Slot], pieces: Sequence[Tensor], table: str) -> Iterator[None]:
+    """Put flat tensors into a module's own slots, and take them out again.
+
+    Writing the slots is what `torch.func.functional_call` does at 0.05 to 0.1 ms a call, too much beside a
+    step of a small network.
+    """
+    tables = [getattr(slot.owner, table) for slot in slots]
+    before = [held[slot.name] for held, slot in zip(tables, slots, strict=True)]
+    try:
+        for held, slot, piece in zip(tables, slots, pieces, strict=True):
+            held[slot.name] = piece.view(slot.shape)
+        yield
+    finally:
+        for held, slot, tensor in zip(tables, slots, before, strict=True):
+            held[slot.name] = tensor
+
+
+def _parameter_slots(module: nn.Module) -> list[Slot]:
+    return [
+        Slot(owner, name, tensor.shape, tensor.numel())
+        for owner in module.modules()
+        for name, tensor in owner._parameters.items()
+        if tensor is not None
+    ]
+
+
+def _buffer_slots(module: nn.Module) -> list[Slot]:
+    """Floating-point buffers; integer ones (batch counters) are constants of the simulation."""
+    return [
+        Slot(owner, name, tensor.shape, tensor.numel())
+        for owner in module.modules()
+        for name, tensor in owner._buffers.items()
+        if tensor is not None and tensor.is_floating_point()
+    ]
+
+
+def _refuse_unbindable(module: nn.Module) -> None:
+    seen: dict[int, str] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, _NormBase) and part.track_running_stats and not getattr(part, "rows_safe", False):
+            raise ShapeError(
+                f"module {path!r} is a {type(part).__name__}, whose running statistics are silently lost when "
+                "several models run at once. Use raypfl.models.BatchNorm2d (or BatchNorm1d), or group norm."
+            )
+        for name, tensor in part._parameters.items():
+            if tensor is None:
+                continue
+            here = f"{path}.{name}"
+            if id(tensor) in seen:
+                raise ShapeError(f"parameters {seen[id(tensor)]!r} and {here!r} are one tensor; rows need them apart")
+            seen[id(tensor)] = here

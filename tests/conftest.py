@@ -1,0 +1,37 @@
+"""What all tests share: one torch thread, real data where there is some, no GPU tests without a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """A folder with MNIST/raw, FashionMNIST/raw, cifar10/*.npz and cifar100/*.npz."""
+    named = os.environ.get("RAYPFL_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs real data: {folder} is not there; set RAYPFL_DATA to a folder that has them")
+    return folder
