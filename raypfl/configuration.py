@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,20 +89,6 @@ def to_dict(config: BaseModel) -> dict[str, Any]:
 def to_yaml(config: BaseModel) -> str:
     """The same as a YAML document."""
     return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-def fingerprint(config: BaseModel) -> str:
-    """The SHA-256 of the resolved settings, in hex. The order of keys does not matter."""
-    canonical = json.dumps(to_dict(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def differences(first: BaseModel, second: BaseModel) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys in which two configurations differ, each with both values (None where absent)."""
-    ours, theirs = dict(_leaves(to_dict(first))), dict(_leaves(to_dict(second)))
-    return {
-        key: (ours.get(key), theirs.get(key)) for key in ours | theirs if ours.get(key) != theirs.get(key)
-    }
 
 
 class _Loader(yaml.SafeLoader):
@@ -226,25 +211,16 @@ def _options(method: Any) -> list[str]:
 
 def _method_labels(config: ExperimentConfig) -> list[str]:
     """A label for each entry of `method`, unique and fit for a folder's name."""
+    options = [to_dict(method) for method in config.method]
     labels = []
-    for method in config.method:
-        namesakes = [other for other in config.method if other.name == method.name]
-        varying = dict.fromkeys(key for other in namesakes for key in differences(method, other))
-        options = dict(_leaves(to_dict(method)))
-        told_apart = [f"-{key}{json.dumps(options.get(key))}" for key in varying]
-        labels.append(re.sub(r"[^\w.+-]", "", method.name + "".join(told_apart)))
+    for mine in options:
+        namesakes = [theirs for theirs in options if theirs["name"] == mine["name"]]
+        varying = [key for key in mine if any(theirs[key] != mine[key] for theirs in namesakes)]
+        told_apart = [f"-{key}{json.dumps(mine[key])}" for key in varying]
+        labels.append(re.sub(r"[^\w.+-]", "", mine["name"] + "".join(told_apart)))
     if len(set(labels)) < len(labels):
         return [f"{index}-{method.name}" for index, method in enumerate(config.method, 1)]
     return labels
-
-
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings with their dotted keys."""
-    if not isinstance(tree, dict) or not tree:
-        yield path, tree
-        return
-    for key, value in tree.items():
-        yield from _leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _advice(change: Override, lines: str) -> str:

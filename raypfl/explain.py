@@ -8,14 +8,15 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 
 class Place(NamedTuple):
     """A place in the configuration: its dotted key, and the models that may stand there."""
 
     path: str
-    models: tuple[type[BaseModel], ...]
+    models: dict[type[BaseModel], tuple[str, ...]]
+    """Each with the names that choose it, where there is a choice."""
 
     @property
     def keys(self) -> list[str]:
@@ -25,7 +26,7 @@ class Place(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The values of `name` that choose between the models of this place."""
-        return [name for model in self.models for name in _names_of(model)]
+        return [name for names in self.models.values() for name in names]
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -101,8 +102,11 @@ def _describe(detail: Mapping[str, Any], model: type[BaseModel]) -> tuple[str, s
         return f"{_join(place.path, 'name')} = {show(name)}", f"unknown. {suggest(str(name), place.names)}"
     if kind == "value_error":
         complaint = str(detail["ctx"]["error"])
-        about_itself = not place.path or complaint.startswith(place.path)
-        return ("" if about_itself else f"{place.path} = {show(value)}"), complaint
+        if complaint.startswith(place.path):
+            return "", complaint
+        return place.path if isinstance(value, Mapping) else f"{place.path} = {show(value)}", complaint
+    if kind == "path_type":
+        return f"{place.path} = {show(value)}", "must be a path"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         example = f"name: {place.names[0]}" if place.names else f"{place.keys[0]}: ..."
         return f"{place.path} = {show(value)}", f"must be a mapping, such as {{{example}}}"
@@ -116,12 +120,12 @@ def _locate(model: type[BaseModel], loc: Sequence[str | int]) -> Place:
     annotation: Any = model
     for item in loc:
         models = _models(annotation)
-        tagged = [candidate for candidate in models if item in _names_of(candidate)]
+        chosen = [candidate for candidate, names in models.items() if item in names]
         fields = [candidate.model_fields[item] for candidate in models if item in candidate.model_fields]
         if isinstance(item, int):
             path, annotation = f"{path}[{item}]", _element(annotation)
-        elif len(models) > 1 and tagged:
-            annotation = tagged[0]
+        elif len(models) > 1 and chosen:
+            annotation = chosen[0]
         elif fields:
             path, annotation = _join(path, item), fields[0].annotation
         elif any(get_origin(member) is dict for member in _members(annotation)):
@@ -139,9 +143,17 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _models(annotation: Any) -> tuple[type[BaseModel], ...]:
-    members = _members(annotation)
-    return tuple(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
+def _models(annotation: Any) -> dict[type[BaseModel], tuple[str, ...]]:
+    """The models among the alternatives, with the tag or the literal names that choose each."""
+    if get_origin(annotation) is Annotated:
+        inner, *notes = get_args(annotation)
+        tags = tuple(note.tag for note in notes if isinstance(note, Tag))
+        return {model: tags or names for model, names in _models(inner).items()}
+    if get_origin(annotation) in (Union, types.UnionType):
+        return {model: names for each in get_args(annotation) for model, names in _models(each).items()}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation: _names_of(annotation)}
+    return {}
 
 
 def _element(annotation: Any) -> Any:

@@ -100,7 +100,6 @@ class EngineConfig(StrictModel):
     block: PositiveInt | Literal["auto"] = Field("auto", description="clients dealt and messaged together")
     width: PositiveInt | Literal["auto"] = Field("auto", description="models per forward (moves last bits)")
     threads: PositiveInt = Field(1, description="torch threads per process (moves last bits)")
-    condense: bool = Field(False, description="sum a block's uploads before sending (moves last bits)")
     address: str | None = Field(None, description="the Ray cluster; null: one on this machine")
 
     @model_validator(mode="after")
@@ -165,24 +164,11 @@ class Settings(StrictModel):
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Settings:
-        num_clients = getattr(self.partition, "num_clients", None)
-        if num_clients is not None:
-            self.check_clients(num_clients)
-        return self
-
-    def check_clients(self, num_clients: int) -> None:
-        """Hold every number of clients against the number there are.
-
-        Runs when the configuration is read, and again once data with clients of its own is partitioned.
-
-        Raises:
-            ConfigError: nobody would take part, or more clients are asked for than there are.
-        """
+        num_clients = self.partition.num_clients
         self.participation.participants(num_clients)
         wanted = {
             "evaluation.clients": self.evaluation.clients,
             "engine.num_actors": self.engine.num_actors,
-            "engine.clients_per_actor": self.engine.clients_per_actor,
         }
         for key, count in wanted.items():
             if isinstance(count, int) and count > num_clients:
@@ -190,6 +176,7 @@ class Settings(StrictModel):
                     f"{key} = {count} is more than the {num_clients} clients there are. "
                     f"Use at most {num_clients}."
                 )
+        return self
 
 
 class ExperimentConfig(Settings):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raypfl.configuration import differences, expand, fingerprint, load, to_dict, to_yaml
+from raypfl.configuration import expand, load, to_dict, to_yaml
 from raypfl.errors import ConfigError
 from raypfl.settings import ParticipationConfig
 
@@ -92,8 +92,8 @@ def test_a_method_option_that_no_entry_has() -> None:
         ),
         ("method", {"name": "diversifed", "taw": 0.9}, "method.taw", "tau"),
         ("method", [{"name": "local"}, {"name": "diversifed", "taw": 0.9}], "method[1].taw", "tau"),
-        ("partition", {"name": "dirichlet", "alhpa": 0.3}, "partition.alhpa", "alpha"),
-        ("model", {"name": "mlp", "hiden": [16]}, "model.hiden", "hidden"),
+        ("partition", {"name": "dirichlet", "alphaa": 0.3}, "partition.alphaa", "alpha"),
+        ("model", {"name": "mlp", "hiddenn": [16]}, "hiddenn", "hidden"),
         ("engine", {"num_actor": 2}, "engine.num_actor", "num_actors"),
     ],
 )
@@ -142,7 +142,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(key: str, name: 
         ("resources.num_gpus_per_actor=1.5", "must be a fraction of one GPU (at most 1) or a whole number"),
         ("resources={device: cpu, num_gpus_server: 1}", "leaves the GPUs that are asked for idle"),
         ("participation={fraction: 0.1, count: 3}", "give exactly one of fraction and count"),
-        ("participation={}", "give exactly one of fraction and count"),
+        ("storage_path=3", "storage_path = 3: must be a path"),
+        ("participation={}", "participation: give exactly one of fraction and count"),
         ("engine={num_actors: 2, clients_per_actor: 5}", "at most one of num_actors and clients_per_actor"),
         ("engine.num_actors=11", "engine.num_actors = 11 is more than the 10 clients there are"),
         ("evaluation.clients=11", "evaluation.clients = 11 is more than the 10 clients there are"),
@@ -271,20 +272,14 @@ def test_a_method_listed_twice_is_told_apart_by_what_differs() -> None:
     assert labels == ["diversifed-tau0.5-seed0", "diversifed-tau0.75-seed0", "fedavg-seed0"]
 
 
+def test_three_entries_differ_from_one_another_in_their_own_way() -> None:
+    method = [
+        {"name": "diversifed"},
+        {"name": "diversifed", "form": "balanced"},
+        {"name": "diversifed", "tau": 0.9},
+    ]
+    assert len(expand(load(base(method=method), ["seed=[1,2]"]))) == 6
+
+
 def test_a_method_listed_twice_with_the_same_options_is_refused() -> None:
     assert "method lists fedavg twice" in refusal(base(method=[{"name": "fedavg"}, {"name": "fedavg"}]))
-
-
-def test_the_fingerprint_depends_on_values_and_not_on_order_or_defaults() -> None:
-    config = load(base())
-    written_out = dict(reversed(list(to_dict(config).items())))
-    assert fingerprint(load(written_out)) == fingerprint(config)
-    assert fingerprint(load(base(), ["partition.alpha=0.31"])) != fingerprint(config)
-
-
-def test_differences_name_dotted_keys_with_both_values() -> None:
-    first, second = load(base()), load(base(), ["partition.alpha=0.5", "training.epochs=7"])
-    assert differences(first, second) == {
-        "partition.alpha": (0.3, 0.5),
-        "training.epochs": (first.training.epochs, 7),
-    }

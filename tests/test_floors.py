@@ -90,11 +90,12 @@ def test_a_breach_is_seen(part: str, source: str, wrong: list[str]) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_randomness_has_one_source(path: Path) -> None:
+    """Global generators are out of bounds; a published data set may need NumPy's legacy one, seeded."""
     if path.name == "rng.py":
         return
     source = path.read_text()
     assert "random" not in set(imported(source))
-    assert not re.search(r"manual_seed|default_rng|np\.random\.(?!Generator)", source)
+    assert not re.search(r"manual_seed|default_rng|np\.random\.(?!Generator|RandomState)", source)
 
 
 def run_python(code: str) -> str:

@@ -84,17 +84,14 @@ PARTITIONS: dict[str, str] = {
     "pathological": "a few classes a client, drawn, in equal numbers; official splits (DiversiFed)",
     "dirichlet": "class shares of each client from a Dirichlet; official splits (DiversiFed)",
     "practical": "groups of clients with 80 % of dominant classes; official splits (DiversiFed)",
-    "dirichlet_clients": "each class over clients by a Dirichlet, size cap; 80/20 of the training split "
-    "(UA-PDFL)",
-    "dirichlet_merged": "each class over clients by a Dirichlet, size cap; 75/25 of both splits (FedTC)",
-    "iid": "a random equal split; 80/20 of the training split (UA-PDFL)",
-    "shards": "sorted by label, two contiguous shards a client; 80/20 of the training split (FedAvg, "
-    "UA-PDFL)",
-    "fixclass": "a few classes a client, drawn, shared samples; 80/20 of the training split (UA-PDFL)",
+    "dirichlet_clients": "each class over clients by a Dirichlet, size cap; 80/20 of training (UA-PDFL)",
+    "dirichlet_merged": "each class over clients by a Dirichlet, size cap; 75/25 of both (FedTC)",
+    "iid": "a random equal split; 80/20 of training (UA-PDFL)",
+    "shards": "sorted by label, two contiguous shards a client; 80/20 of training (FedAvg, UA-PDFL)",
+    "fixclass": "a few classes a client, drawn, shared samples; 80/20 of training (UA-PDFL)",
     "fedpac": "s % over all classes, the rest over a dominant group; official splits, disjoint (FedPAC)",
-    "pairs": "fixed pairs of classes; 75/25 of both splits (PFML)",
-    "pfml_cifar10": "classes i, i+1, i+2 in log-normal numbers; 75/25 of both splits, 20 clients (pFedMe, "
-    "PFML)",
+    "pairs": "fixed pairs of classes; 75/25 of both (PFML)",
+    "pfml_cifar10": "classes i, i+1, i+2 in log-normal numbers, 20 clients; 75/25 of both (pFedMe, PFML)",
     "natural": "the data set's own clients; 75/25 (synthetic)",
 }
 """Every partition, with one line each."""

@@ -31,7 +31,7 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "svhn": ((0.4376, 0.4437, 0.4728), (0.1980, 0.2010, 0.1970)),
     "pathmnist": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
-"""Mean and sd per channel, white = 1, as the FedPAC (MNIST, Fashion-MNIST, CIFAR-10) and UA-PDFL codes have them."""
+"""Mean and sd per channel, white = 1, in FedPAC's (MNIST, Fashion-MNIST, CIFAR-10) and UA-PDFL's code."""
 
 
 class Scale(NamedTuple):
@@ -41,7 +41,7 @@ class Scale(NamedTuple):
     divisor: np.ndarray
 
 
-def scale(method: Normalisation, name: str, images: np.ndarray, num_train: int, white: float) -> Scale:
+def find_scale(method: Normalisation, name: str, images: np.ndarray, num_train: int, white: float) -> Scale:
     """The offset and divisor that `method` means for these images.
 
     Args:
@@ -74,12 +74,12 @@ def scale(method: Normalisation, name: str, images: np.ndarray, num_train: int, 
     return Scale(np.array(0.0), np.array(float(white)))
 
 
-def apply(images: np.ndarray, by: Scale, pad: int | None) -> np.ndarray:
+def apply_scale(images: np.ndarray, by: Scale, pad: int | None) -> np.ndarray:
     """Normalise, and pad with zeros to `pad` x `pad` (an odd row or column goes to the bottom and right).
 
     Args:
         images: [n, C, H, W] in the units of the file; read in chunks, never copied as a whole.
-        by: from `scale`.
+        by: from `find_scale`.
         pad: the new height and width, or None.
 
     Returns:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-CHUNK = 4096
-"""Rows handled at a time wherever a whole array in float64 would not be worth its memory."""
+CHUNK = 256
+"""Rows handled at a time where float64 copies are made: they stay in cache and out of memory."""
 
 
 class Pool(NamedTuple):

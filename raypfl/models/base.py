@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
 from raypfl.config import StrictModel
@@ -37,6 +37,9 @@ class Architecture(StrictModel):
 
     name: str
     head: str | None = None
+    buffers: Literal["average", "local"] = Field(
+        "average", description="running statistics: sent with the extractor, or kept by each client"
+    )
 
     @model_validator(mode="before")
     @classmethod

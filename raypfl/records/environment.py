@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-PACKAGES = ("raypfl", "torch", "torchvision", "numpy", "pyarrow", "ray")
+PACKAGES = ("raypfl", "torchvision", "numpy", "pyarrow", "ray")
 
 
 def environment() -> dict[str, JsonValue]:
@@ -25,7 +25,8 @@ def environment() -> dict[str, JsonValue]:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(sys.argv),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        # torch itself says for which device it was built; its package does not always.
+        "packages": {"torch": str(torch.__version__), **{name: _version(name) for name in PACKAGES}},
         "commit": _commit(Path(__file__).resolve().parents[2]),
         "platform": platform.platform(),
         "host": platform.node(),

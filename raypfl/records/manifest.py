@@ -99,7 +99,7 @@ def check_same(
 def _leaves(config: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted keys and their values as JSON, in which tuples equal lists, as in the manifest's file."""
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raypfl.errors import StorageError
 from raypfl.records.statistics import EMPTY, ClientStatistics, client_statistics
 from raypfl.records.tables import TEXT, GrowingTable
 
@@ -198,13 +199,18 @@ class Metrics:
         self._next_write = end + max(MINIMUM_PAUSE_SECONDS, PAUSE_PER_COST * (end - begin))
 
     def truncate(self, round: int) -> None:
-        """Go back to the checkpoint of `round`, whose PRE rows are recorded again when the next one runs."""
+        """Go back to the checkpoint of `round`, whose PRE rows are recorded again when the next one runs.
+
+        Raises:
+            StorageError: the tables end before that round, or cannot be written; no row is dropped then.
+        """
+        self.flush(force=True)
+        if round > 0:
+            self._costs = {round: self._stored_costs(round)}
         for table in (self._clients, self._rounds):
             at_checkpoint = (pc.field("round") == round) & (pc.field("point") == "post")
             table.write(keep=(pc.field("round") < round) | at_checkpoint)
         self._traffic.write(keep=pc.field("round") <= round)
-        if round > 0:
-            self._costs = {round: self._stored_costs(round)}
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
         rows = _joined(blocks, CLIENT_SCHEMA, self._run)
@@ -224,6 +230,11 @@ class Metrics:
 
     def _stored_costs(self, round: int) -> RoundCosts:
         rows = [row for batch in self._rounds.batches() for row in batch.to_pylist() if row["round"] == round]
+        if not rows:
+            raise StorageError(
+                f"{self._rounds.path} has no round {round}, where the checkpoint is. "
+                "Restore the metrics folder, or start a new run."
+            )
         return RoundCosts(**{name: rows[0][name] for name in RoundCosts._fields})
 
 

@@ -16,7 +16,6 @@ from raypfl.records.summary import LAST_ROUNDS, Figures, Score, Summary
 ON_TEST = "best round, chosen on test, as the papers report"
 ON_VALIDATION = "best round, chosen on validation"
 
-
 RANKED_HEADER = (
     *("method", "model, point", "seeds", "accuracy", "sd", "sd seeds", "worst decile", "last ten"),
     *("up", "down", "seconds"),

@@ -36,6 +36,8 @@ class GrowingTable:
         self.path = path
         self.schema = schema
         self._pending: list[pa.Table] = []
+        # Measured numbers rarely repeat: looking for repetitions makes writing three times slower.
+        self._repetitive = [field.name for field in schema if not pa.types.is_floating(field.type)]
         if path.exists():
             self._check_schema()
         else:
@@ -70,7 +72,10 @@ class GrowingTable:
             yield from file.iter_batches(ROWS_PER_GROUP)
 
     def _rewrite(self, rows: Iterable[pa.Table]) -> None:
-        with replacing(self.path) as temporary, pq.ParquetWriter(temporary, self.schema) as writer:
+        with (
+            replacing(self.path) as temporary,
+            pq.ParquetWriter(temporary, self.schema, use_dictionary=self._repetitive) as writer,
+        ):
             for group in _grouped(rows):
                 writer.write_table(group.unify_dictionaries())
 
@@ -84,7 +89,8 @@ class GrowingTable:
         if not found.equals(self.schema, check_metadata=True):
             raise StorageError(
                 f"{self.path} has other columns or belongs to another run: "
-                f"found\n{found}\nexpected\n{self.schema}\nContinue the run with the raypfl version and method that began it, or start a new run."
+                f"found\n{found}\nexpected\n{self.schema}\n"
+                "Continue the run with the raypfl version and method that began it, or start a new run."
             )
 
 

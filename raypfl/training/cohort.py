@@ -63,7 +63,7 @@ class Cohort:
         width: rows a forward pass; the cohort is worked off in chunks of that many.
 
     Attributes:
-        losses: mean training loss of each client over the samples of its last `fit`, `[K]`; nan before.
+        losses: mean training loss of each client over the samples of its last `fit`, `[K]`; None before.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Cohort:
     ) -> None:
         self.net, self.data, self.ids = net, data, ids
         self.round, self.seed, self.training, self.width = round, seed, training, width
-        self.losses = torch.full((len(ids),), float("nan"), dtype=net.dtype, device=net.device)
+        self.losses: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

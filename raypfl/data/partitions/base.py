@@ -43,7 +43,7 @@ class Partition(StrictModel, ABC):
     seed: int | None = None
     """Overrides the run's seed, to keep one partition over several runs."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of each client's training samples that is held out for validation, at least one sample if not 0."""
+    """Part of each client's training samples held out for validation, at least one sample if not 0."""
 
     @abstractmethod
     def draw(self, pool: Pool, seed: int) -> list[Draw]:
@@ -93,7 +93,7 @@ class Dealt(Partition):
     test_fraction: Fraction
     """Part of each client's samples that becomes its test split."""
     round_test: ClassVar[Literal["down", "up"]] = "down"
-    """Which way the size of the test split is rounded; `up` where the paper rounds the training split down."""
+    """Which way the test split's size is rounded; `up` where a paper rounds the training split down."""
 
     @abstractmethod
     def deal(self, pool: Pool, seed: int) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ def whole(amount: float) -> int:
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Integers that sum to `total` and differ from the proportional quotas by less than one; ties go to the first.
+    """Integers that sum to `total`, within one of the proportional quotas; ties go to the first.
 
     Args:
         shares: non-negative, not all zero, [C].
@@ -130,7 +130,7 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     Returns:
         int64 [C].
     """
-    quotas = shares / shares.sum() * total
-    counts = np.floor(quotas).astype(np.int64)
+    quotas: np.ndarray = shares / shares.sum() * total
+    counts: np.ndarray = np.floor(quotas).astype(np.int64)
     counts[np.argsort(counts - quotas, kind="stable")[: total - counts.sum()]] += 1
     return counts

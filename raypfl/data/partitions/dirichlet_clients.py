@@ -102,11 +102,11 @@ def deal_capped(
 
 
 def _shares(open_clients: np.ndarray, alpha: float, generator: np.random.Generator) -> np.ndarray:
-    """A Dirichlet draw, zero for closed clients. At tiny alpha the open ones may all underflow: then draw again."""
+    """A Dirichlet draw, zero for closed clients; again where all open ones underflow (tiny alpha)."""
     for _ in range(_ATTEMPTS):
         shares = generator.dirichlet(np.full(len(open_clients), alpha)) * open_clients
         if shares.sum() > 0:
-            return shares / shares.sum()
+            return np.asarray(shares / shares.sum())
     raise PartitionError(
         f"{_ATTEMPTS} Dirichlet draws with alpha = {alpha:g} over {len(open_clients)} clients gave no share "
         f"to any of the {int(open_clients.sum())} clients that hold less than the average. Raise "

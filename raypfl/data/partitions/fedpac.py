@@ -25,7 +25,7 @@ PUBLISHED_GROUPS: dict[int, tuple[Group, ...]] = {
     10: ((0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 8), (8, 9, 0)),
     62: (tuple(range(10)), tuple(range(10, 36)), tuple(range(36, 62))),
 }
-"""By the number of classes: CIFAR-10, CINIC-10 and Fashion-MNIST; EMNIST by class (digits, capitals, small letters)."""
+"""By the number of classes: CIFAR-10, CINIC-10, Fashion-MNIST; EMNIST (digits, capitals, small letters)."""
 
 
 class FedPac(Partition):
@@ -56,10 +56,8 @@ class FedPac(Partition):
         """See `Partition.draw`."""
         groups = self._groups(pool.num_classes)
         generator = numpy_generator(key(seed, "partition"))
-        train, test = (
-            self._deal(ClassRows.of(pool, split).shuffled(generator), size, groups)
-            for split, size in (("train", self.train_size), ("test", self.test_size))
-        )
+        train = self._deal(ClassRows.of(pool, "train").shuffled(generator), self.train_size, groups)
+        test = self._deal(ClassRows.of(pool, "test").shuffled(generator), self.test_size, groups)
         return [Draw(*rows) for rows in zip(train, test, strict=True)]
 
     def _groups(self, num_classes: int) -> tuple[Group, ...]:

@@ -17,7 +17,7 @@ from raypfl.errors import PartitionError
 
 
 class Pathological(Independent):
-    """Every client draws a few classes, uniformly without replacement, and has equally many samples of each."""
+    """Every client draws a few classes, uniformly, and has equally many samples of each."""
 
     name: Literal["pathological"] = "pathological"
     num_clients: Count = 40
@@ -56,7 +56,7 @@ class Dirichlet(Independent):
     name: Literal["dirichlet"] = "dirichlet"
     num_clients: Count = 40
     alpha: Concentration = 0.5
-    """Small: few classes a client; large: all clients alike. The paper has 0.1, 0.5, 1.0 (CIFAR-100: 0.01, 0.1, 0.5)."""
+    """Small: few classes a client. The paper has 0.1, 0.5, 1.0 (CIFAR-100: 0.01, 0.1, 0.5)."""
     rounding: Literal["largest_remainder", "sequential"] = "largest_remainder"
     """From shares to counts. `sequential` is the lab's, which favours no class but the last one."""
 
@@ -104,7 +104,7 @@ class Practical(Independent):
 
 
 def sequential(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round half up class by class, at most what is still missing; the last class takes the remainder. int64 [C]."""
+    """Round half up, at most what is still missing; the last class takes the remainder. int64 [C]."""
     counts = np.zeros(len(shares), np.int64)
     for label, share in enumerate(shares[:-1]):
         counts[label] = min(int(share * total + 0.5), total - counts.sum())

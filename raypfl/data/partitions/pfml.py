@@ -1,4 +1,4 @@
-"""The partitions of PFML (ACML 2021), which follow pFedMe's scripts: class pairs, CIFAR-10, and natural clients.
+"""The partitions of PFML (ACML 2021), after pFedMe's scripts: class pairs, CIFAR-10, natural clients.
 
 All merge the official splits and keep 75 % of each client's samples, rounded down, for training.
 """
@@ -142,7 +142,7 @@ class Natural(Dealt):
 
 
 def uneven_shares(samples: int, sharers: int, generator: np.random.Generator, label: int) -> np.ndarray:
-    """pFedMe's random sizes: all but the last take U{rest // (q+1), ..., rest // 2 - 1} of the rest in turn.
+    """Random sizes of pFedMe: all but the last take U{rest // (q+1), ..., rest // 2 - 1} of the rest in turn.
 
     Args:
         samples: of the class.

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from raypfl.config import StrictModel
-from raypfl.data import normalise
+from raypfl.data.normalise import PUBLISHED, Normalisation, apply_scale, find_scale
 from raypfl.data.pool import Pool, fingerprint
 from raypfl.errors import DataError
 
@@ -33,7 +33,7 @@ class ImageConfig(StrictModel, ABC):
     """Options of every image source."""
 
     name: str
-    normalise: normalise.Normalisation = "statistics"
+    normalise: Normalisation = "statistics"
     """Which offset and divisor; see `raypfl.data.normalise`."""
     pad: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Zero-pad the normalised images to this height and width (28 -> 32: two pixels on each side)."""
@@ -48,8 +48,8 @@ class ImageConfig(StrictModel, ABC):
 
     @model_validator(mode="after")
     def _has_published_constants(self) -> Self:
-        if self.normalise == "published" and self.name not in normalise.PUBLISHED:
-            known = ", ".join(normalise.PUBLISHED)
+        if self.normalise == "published" and self.name not in PUBLISHED:
+            known = ", ".join(PUBLISHED)
             raise ValueError(
                 f"normalise = published: no constants were published for {self.name}, only for {known}. "
                 "Use statistics (the training split's own)."
@@ -60,11 +60,11 @@ class ImageConfig(StrictModel, ABC):
         """Read, check and normalise; the same pool for every seed."""
         images = self.read()
         check(self.name, images)
-        scale = normalise.scale(self.normalise, self.name, images.x, images.num_train, images.white)
+        scale = find_scale(self.normalise, self.name, images.x, images.num_train, images.white)
         settings = f"{images.num_train}/{images.num_classes}/{images.white:g}/{self.normalise}/{self.pad}"
         return Pool(
             self.name,
-            normalise.apply(images.x, scale, self.pad),
+            apply_scale(images.x, scale, self.pad),
             images.y,
             images.num_train,
             images.num_classes,

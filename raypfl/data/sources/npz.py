@@ -90,7 +90,7 @@ def _images(path: Path, key: str, images: np.ndarray) -> np.ndarray:
             "[n, height, width, channels] with 1 to 4 channels; transpose channels-first arrays before "
             "saving."
         )
-    return images.transpose(0, 3, 1, 2)
+    return np.moveaxis(images, 3, 1)
 
 
 def _labels(path: Path, key: str, labels: np.ndarray) -> np.ndarray:

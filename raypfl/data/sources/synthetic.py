@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta) of Li et al. (Federated Optimization in Heterogeneous Networks, 2018), as pFedMe generates it.
+"""Synthetic(alpha, beta) of Li et al. (FedProx, arXiv 1812.06127), as pFedMe generates it.
 
 Client i's model and inputs are drawn around u_i ~ N(0, alpha) and B_i ~ N(0, beta), both standard deviations,
 so alpha is how much models differ between clients and beta how much inputs do. The FedProx release has 30
@@ -32,7 +32,7 @@ class SyntheticConfig(StrictModel):
     """Standard deviation of the clients' inputs."""
     num_clients: Annotated[int, Field(ge=1, le=100_000)] = 100
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = 0
-    """Seed of NumPy's legacy generator; 0 gives the published data set. Null: another one for every run seed."""
+    """Of NumPy's legacy generator; 0: the published data set, null: another one for every run seed."""
 
     def load(self, seed: int) -> Pool:
         """Generate all clients, client after client; every row counts as training split.

@@ -82,8 +82,8 @@ def _files(dataset: Any) -> list[Expected]:
         ]
     if name == "SVHN":
         return [
-            Expected(*dataset.split_list[split][1:2], "md5", dataset.split_list[split][2])
-            for split in ("train", "test")
+            Expected(file, "md5", digest)
+            for _, file, digest in (dataset.split_list["train"], dataset.split_list["test"])
         ]
     files = [*dataset.train_list, *dataset.test_list, [dataset.meta["filename"], dataset.meta["md5"]]]
     return [Expected(f"{dataset.base_folder}/{file}", "md5", digest) for file, digest in files]

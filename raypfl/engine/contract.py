@@ -1,0 +1,54 @@
+"""What the driver needs of an engine: rounds, checkpoints, and a word when a host is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from raypfl.records.manifest import Part
+
+
+class HostsLost(Exception):
+    """Actors died in a round. Everything has to go back to the last checkpoint before it continues."""
+
+
+class RoundReport(NamedTuple):
+    """One round in numbers."""
+
+    clients: list[dict[str, Any]]
+    """Blocks of client records, by column."""
+    traffic: list[dict[str, Any]]
+    """Blocks of messages, by column."""
+    participants: int
+    server_seconds: float
+    evaluation_seconds: float
+    """Of the slowest host."""
+
+
+class Engine(Protocol):
+    """Hosts and a hub, somewhere."""
+
+    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+        """Train and aggregate round `round`; PRE records are those of the round before.
+
+        Raises:
+            HostsLost: an actor died; call `restore` before anything else.
+        """
+        ...
+
+    def evaluate(self, round: int) -> RoundReport:
+        """PRE records of `round`, the models as received after it; nothing is trained."""
+        ...
+
+    def save(self, building: Path) -> Sequence[Part]:
+        """Write all rows into a checkpoint that is being built."""
+        ...
+
+    def restore(self, checkpoint: Path | None) -> None:
+        """Put all rows back to a checkpoint, or to the start; replaces lost actors first."""
+        ...
+
+    def close(self) -> None:
+        """Release what was started."""
+        ...

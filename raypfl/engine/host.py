@@ -1,0 +1,268 @@
+"""A client host: it keeps the rows of its clients, trains them and evaluates them. Knows nothing of Ray."""
+
+# k participants of a block, K clients of a block.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raypfl.engine.messages import put, take
+from raypfl.engine.world import World, samples_on
+from raypfl.errors import ClientError, DivergedError
+from raypfl.methods import Message
+from raypfl.methods.contract import Model, Point
+from raypfl.records import checkpoints
+from raypfl.records.manifest import Part
+from raypfl.training import Batch, Cohort, Rows, cross_entropy_per_sample
+from raypfl.training.cohort import Split
+
+AnyRows = Any
+"""A NamedTuple of tensors whose type the method declares."""
+
+
+class Work(NamedTuple):
+    """What a host is asked to do in one round."""
+
+    round: int
+    """The round to train; rounds count from 1."""
+    ids: Tensor
+    """Participants among this host's clients, ascending, int64 `[k]`."""
+    down: AnyRows
+    """What they receive, rows in the order of `ids`; also what clients that do not take part could fetch."""
+    train: bool
+    """Whether to train; without it only the received models are evaluated."""
+    evaluate_pre: bool
+    """Whether to evaluate what was received, as PRE of the round before."""
+    evaluate_post: bool
+    """Whether to evaluate what was trained, as POST of this round."""
+
+
+class Report(NamedTuple):
+    """What the driver gets to know of a host's round: numbers, never rows."""
+
+    clients: list[dict[str, Any]]
+    """Blocks of client records, by column."""
+    traffic: dict[str, Any]
+    """Messages that this host's clients sent, by column."""
+    evaluation_seconds: float
+
+
+class Upload(NamedTuple):
+    """What one block sends to the hub."""
+
+    ids: Tensor
+    up: AnyRows
+
+
+class ClientHost:
+    """Owns some blocks of clients: their state, their data and all work on them.
+
+    Args:
+        world: the run.
+        blocks: indices of the blocks that live here.
+        x, y: the data set, shared by every host of a node; not written.
+    """
+
+    def __init__(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray, device: torch.device) -> None:
+        self.world, self.device = world, device
+        self.net, self.method = world.network(device), world.method()
+        self.samples = samples_on(device, x, y)
+        cut = world.blocks()
+        self.blocks = {block: cut[block] for block in blocks}
+        self.splits: tuple[Split, ...] = ("test",)
+        if any(len(client.validation) for client in world.federation.clients):
+            self.splits = ("validation", "test")
+        self.restore(None)
+
+    def restore(self, checkpoint: Path | None) -> None:
+        """Go back to a checkpoint, or to the state before the first round."""
+        self.state: dict[int, AnyRows] = {}
+        clients = self.world.clients(self.device)
+        for block, ids in self.blocks.items():
+            if checkpoint is None:
+                self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
+            else:
+                rows = checkpoints.read_rows(checkpoint, ids, self.method.State)
+                self.state[block] = type(rows)(*(field.to(self.device) for field in rows))
+
+    def save(self, building: Path, name: str) -> Part:
+        """Write this host's rows as one part of a checkpoint."""
+        fields = zip(*self.state.values(), strict=True)
+        rows = self.method.State(*(torch.cat(parts) for parts in fields))
+        return checkpoints.write_part(building, name, rows, torch.cat(list(self.blocks.values())))
+
+    def work(self, work: Work) -> tuple[list[Upload], Report]:
+        """One round of this host's clients.
+
+        Raises:
+            ClientError: code of the method or model raised at a client.
+            DivergedError: a client's loss is not finite.
+        """
+        uploads: list[Upload] = []
+        records: list[dict[str, Any]] = []
+        messages: list[Message] = []
+        evaluation_seconds = 0.0
+        trained: dict[int, AnyRows] = {}
+        for block, ids in self.blocks.items():
+            here = torch.isin(work.ids, ids)
+            participants = work.ids[here]
+            rows = torch.searchsorted(ids, participants).to(self.device)
+            down = take(work.down, here.nonzero()[:, 0].to(self.device), self.method.shared)
+            state = self.state[block]
+            if work.evaluate_pre:
+                begin = time.perf_counter()
+                records += self._evaluate(work.round - 1, "pre", block, rows, state, down, None)
+                evaluation_seconds += time.perf_counter() - begin
+            if not work.train:
+                continue
+            up = None
+            if len(participants):
+                state, up = self._train(work.round, block, participants, rows, state, down, records)
+                uploads.append(Upload(participants, up))
+                messages += self.method.sent_up(self.net, participants, up)
+            trained[block] = state
+            if work.evaluate_post:
+                begin = time.perf_counter()
+                records += self._evaluate(work.round, "post", block, rows, state, down, up)
+                evaluation_seconds += time.perf_counter() - begin
+        # Only now, so that a client that fails leaves every row of the host as it was.
+        self.state.update(trained)
+        return uploads, Report(records, columns_of(messages), evaluation_seconds)
+
+    def _train(
+        self,
+        round: int,
+        block: int,
+        participants: Tensor,
+        rows: Tensor,
+        state: AnyRows,
+        down: AnyRows,
+        records: list[dict[str, Any]],
+    ) -> tuple[AnyRows, AnyRows]:
+        cohort = self._cohort(participants, round)
+        try:
+            own, up = self.method.local_update(cohort, take(state, rows), down)
+        except ClientError as error:
+            raise ClientError(f"method {self.world.config.method.name}, phase local update: {error}") from None
+        self._check_finite(round, participants, cohort.losses, own)
+        records.append(
+            {
+                "round": round,
+                "client": participants.numpy(),
+                "point": "post",
+                "model": "personalised",
+                "split": "train",
+                "accuracy": float("nan"),
+                "loss": float("nan") if cohort.losses is None else cohort.losses.double().cpu().numpy(),
+                "samples": cohort.sizes.cpu().numpy(),
+                "participant": True,
+            }
+        )
+        return put(state, rows, own), up
+
+    def _check_finite(self, round: int, participants: Tensor, losses: Tensor | None, state: AnyRows) -> None:
+        finite = torch.ones(len(participants), dtype=torch.bool, device=self.device)
+        for rows in (*state, *(() if losses is None else (losses,))):
+            if rows.is_floating_point():
+                finite &= rows.flatten(1).isfinite().all(1) if rows.dim() > 1 else rows.isfinite()
+        if not finite.all():
+            bad = (~finite).cpu()
+            shown = "" if losses is None else f" (training loss {losses.cpu()[bad].tolist()})"
+            raise DivergedError(
+                f"round {round}: the model of client(s) {participants[bad].tolist()} is no longer finite{shown}. "
+                "Lower training.optimizer.lr or the method's step sizes."
+            )
+
+    def _evaluate(
+        self, round: int, point: Point, block: int, rows: Tensor, state: AnyRows, down: AnyRows, up: AnyRows | None
+    ) -> list[dict[str, Any]]:
+        """Records of the block's evaluated clients: participants as they are, others with shared fields only."""
+        ids = self.blocks[block]
+        wanted = torch.isin(ids, self.world.evaluated(round))
+        config = self.world.config.evaluation
+        if not wanted.any() or point not in config.points:
+            return []
+        taking_part = torch.zeros(len(ids), dtype=torch.bool)
+        taking_part[rows.cpu()] = True
+        method, net, none = self.method, self.net, rows[:0]
+        away = (~taking_part).nonzero()[:, 0].to(self.device)
+        models: dict[Model, Tensor | None] = {"personalised": None, "global": None}
+        nobody = take(down, none, method.shared)
+        if "personalised" in config.models:
+            models["personalised"] = self._models(
+                method.personalised(net, take(state, rows), down, up) if len(rows) else None,
+                method.absent(net, take(state, away), nobody) if len(away) else None,
+                rows,
+                away,
+            )
+        if "global" in config.models and point == "pre":
+            models["global"] = method.global_model(net, state, nobody)
+        cohort = self._cohort(ids[wanted], round)
+        chosen = wanted.nonzero()[:, 0].to(self.device)
+        return [
+            {
+                "round": round,
+                "client": ids[wanted].numpy(),
+                "point": point,
+                "model": model,
+                "split": split,
+                "accuracy": accuracy,
+                "loss": loss,
+                "samples": samples,
+                "participant": taking_part[wanted].numpy(),
+            }
+            for model, models_rows in models.items()
+            if models_rows is not None
+            for split in self.splits
+            for accuracy, loss, samples in [score(cohort, models_rows[chosen], split)]
+        ]
+
+    def _models(self, taking_part: Tensor | None, absent: Tensor | None, rows: Tensor, away: Tensor) -> Tensor:
+        parts = [(at, part) for at, part in ((rows, taking_part), (away, absent)) if part is not None]
+        out = parts[0][1].new_empty(len(rows) + len(away), self.net.width)
+        for at, part in parts:
+            out[at] = part
+        return out
+
+    def _cohort(self, ids: Tensor, round: int) -> Cohort:
+        config = self.world.config
+        return Cohort(
+            self.net,
+            self.world.client_data(self.samples, ids),
+            ids,
+            round=round,
+            seed=config.seed,
+            training=config.training,
+            width=self.world.width,
+        )
+
+
+def score(cohort: Cohort, rows: Tensor, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Accuracy in [0, 1], mean loss and samples of each model on its client's own data."""
+    totals = cohort.pass_over(rows, _outcome, split=split).cpu().numpy()
+    samples = totals[:, 2]
+    with np.errstate(invalid="ignore"):
+        return totals[:, 0] / samples, totals[:, 1] / samples, samples.astype(np.int64)
+
+
+def _outcome(m: Rows, batch: Batch) -> Tensor:
+    """Correct predictions, summed loss and samples: `[k, 3]`."""
+    logits = m(batch.x)
+    correct = (logits.argmax(2) == batch.y).to(logits.dtype)
+    loss = cross_entropy_per_sample(logits, batch.y)
+    return torch.stack([batch.sum(correct), batch.sum(loss), batch.sizes], 1)
+
+
+def columns_of(messages: Sequence[Message]) -> dict[str, Any]:
+    """Messages by column, as the traffic table takes them."""
+    return {
+        name: np.array([getattr(message, name) for message in messages], dtype=object if name == "kind" else np.int64)
+        for name in Message._fields
+    }

@@ -1,0 +1,62 @@
+"""How state and messages cross a process border: NamedTuples of contiguous NumPy arrays.
+
+A slice of a torch tensor would send the whole storage behind it (a private head with a shared extractor);
+a contiguous array is sent as it is and read without a copy. One function does it for every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raypfl.engine.world import as_tensor
+
+RowsT = TypeVar("RowsT", bound=tuple[Tensor, ...])
+
+
+def encode(message: RowsT) -> RowsT:
+    """The message with arrays in place of tensors, each of exactly its own bytes."""
+    arrays = (np.ascontiguousarray(field.detach().cpu().numpy()) for field in message)
+    return type(message)(*(array if array.base is None else array.copy() for array in arrays))
+
+
+def decode(message: RowsT, device: torch.device) -> RowsT:
+    """The message with tensors again; they may lie on shared memory and are not to be written."""
+    return type(message)(*(as_tensor(field).to(device) for field in message))
+
+
+def take(message: RowsT, rows: Tensor, shared: frozenset[str] = frozenset()) -> RowsT:
+    """Some rows of every field but those that all rows share."""
+    names: tuple[str, ...] = message._fields  # type: ignore[attr-defined]
+    return type(message)(
+        *(field if name in shared else field[rows] for name, field in zip(names, message, strict=True))
+    )
+
+
+def put(message: RowsT, rows: Tensor, new: RowsT) -> RowsT:
+    """The message with some rows replaced, all fields."""
+    if len(rows) == len(message[0] if message else rows):
+        return new
+    return type(message)(*(field.index_copy(0, rows, part) for field, part in zip(message, new, strict=True)))
+
+
+def stack(parts: Sequence[tuple[Tensor, RowsT]], ids: Tensor) -> RowsT:
+    """One message from parts with ids, rows in the order of `ids`, in whatever order the parts came.
+
+    Args:
+        parts: disjoint ids `[k]` and a message with k rows.
+        ids: all of them, ascending.
+    """
+    first = parts[0][1]
+    if not first:
+        return first
+    out = type(first)(*(field.new_empty(len(ids), *field.shape[1:]) for field in first))
+    for own, part in parts:
+        rows = torch.searchsorted(ids, own.to(ids.device))
+        for whole, field in zip(out, part, strict=True):
+            whole[rows] = field
+    return out

@@ -1,0 +1,167 @@
+"""What a host and the hub both know of one run, before its first round."""
+
+# N clients.
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from raypfl.data import Federation, Pool
+from raypfl.methods import METHODS, Clients, Method
+from raypfl.models import build
+from raypfl.rng import key, numpy_generator
+from raypfl.settings import RunConfig
+from raypfl.training import ClientData, Network, Samples
+
+AnyMethod = Method[Any, Any, Any, Any, Any]
+
+WIDTH_ON_CPU = 4
+"""Models a forward where it pays: a batched matrix product of a few small models beats them one by one.
+A grouped convolution does not, so networks with convolutions run one model at a time on a CPU."""
+WIDTH_ON_GPU = 64
+
+
+class World(NamedTuple):
+    """One run, as it travels to every process that takes part in it."""
+
+    config: RunConfig
+    federation: Federation
+    input_shape: tuple[int, ...]
+    num_classes: int
+    label_counts: np.ndarray
+    """Training samples a client and class, int64 `[N, C]`."""
+    block: int
+    """Client ids are dealt, and their rows kept, in blocks of this many."""
+    width: int
+    """Models a forward pass."""
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.federation.num_clients
+
+    def network(self, device: torch.device) -> Network:
+        """The network whose rows the clients hold."""
+        return make_network(self.config, self.input_shape, self.num_classes, device)
+
+    def method(self) -> AnyMethod:
+        """The method with its options and the run's seed."""
+        return METHODS[self.config.method.name](self.config.method, self.config.seed)
+
+    def clients(self, device: torch.device) -> Clients:
+        """What the server knows of its clients."""
+        counts = torch.from_numpy(self.label_counts).to(device)
+        return Clients(torch.arange(self.num_clients, device=device), counts.sum(1), counts)
+
+    def blocks(self) -> list[Tensor]:
+        """All client ids in ascending order, cut without regard to hosts."""
+        return list(torch.arange(self.num_clients).split(self.block))
+
+    def sample(self, round: int) -> Tensor:
+        """The participants of a round, ascending: a uniform sample without replacement."""
+        count = self.config.participation.participants(self.num_clients)
+        return _sample(key(self.config.seed, "participants", round), self.num_clients, count)
+
+    def evaluated(self, round: int) -> Tensor:
+        """The clients that are evaluated after a round, ascending."""
+        wanted = self.config.evaluation.clients
+        if wanted == "all":
+            return torch.arange(self.num_clients)
+        return _sample(key(self.config.seed, "evaluation", round), self.num_clients, wanted)
+
+    def client_data(self, samples: Samples, ids: Tensor) -> ClientData:
+        """The share of some clients in the data set."""
+        own = [self.federation.clients[client] for client in ids.tolist()]
+        return ClientData(
+            samples,
+            self.num_classes,
+            [client.train for client in own],
+            [client.validation for client in own],
+            [client.test for client in own],
+        )
+
+
+def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
+    """Settle what `auto` leaves open: block and width, by rules that look at no host and no clock."""
+    input_shape = pool.x.shape[1:]
+    device = pick_device(config)
+    module = make_module(config, input_shape, pool.num_classes)
+    width = config.engine.width
+    if width == "auto":
+        convolutional = any(isinstance(part, _ConvNd) for part in module.modules())
+        width = WIDTH_ON_GPU if device.type == "cuda" else 1 if convolutional else WIDTH_ON_CPU
+    block = config.engine.block
+    if block == "auto":
+        participation = config.participation.participants(federation.num_clients) / federation.num_clients
+        block = ceil(width / participation)
+        if config.engine.clients_per_actor is not None:
+            block = min(block, config.engine.clients_per_actor)
+    block = min(block, federation.num_clients)
+    counts = federation.label_counts(pool.y, pool.num_classes)
+    return World(config, federation, input_shape, pool.num_classes, counts, block, min(width, block))
+
+
+def make_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """One module of the configured model, for a look at it."""
+    return build(config.model, input_shape, num_classes).module
+
+
+def make_network(
+    config: RunConfig, input_shape: tuple[int, ...], num_classes: int, device: torch.device
+) -> Network:
+    """The configured model as a network of rows."""
+    head = build(config.model, input_shape, num_classes).head
+    return Network(
+        lambda: build(config.model, input_shape, num_classes).module,
+        head,
+        buffers=config.model.buffers,
+        device=device,
+    )
+
+
+def pick_device(config: RunConfig) -> torch.device:
+    """The device of hosts and hub; `auto` takes a GPU where this process sees one."""
+    wanted = config.resources.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def samples_on(device: torch.device, x: np.ndarray, y: np.ndarray) -> Samples:
+    """The data set on a device; on a CPU it stays where it is, and is never written."""
+    return Samples(as_tensor(x).to(device), as_tensor(y).to(device))
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """A tensor on the memory of an array, which may be read-only: nothing received is modified in place."""
+    with warnings.catch_warnings():
+        # torch cannot protect read-only memory, and says so once; contract tests hash what was received.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Compute with a fixed number of threads, since the bits of a sum depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sample(draw: int, population: int, count: int) -> Tensor:
+    if count == population:
+        return torch.arange(population)
+    chosen = numpy_generator(draw).permutation(population)[:count]
+    return torch.from_numpy(np.sort(chosen))

@@ -1,0 +1,216 @@
+"""Run, resume and plan experiments: from a configuration to folders of results."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+
+from raypfl import data
+from raypfl.configuration import Source, expand, load, to_dict, to_yaml
+from raypfl.console import Console, RunTitle
+from raypfl.data import Federation, Pool
+from raypfl.engine import driver
+from raypfl.engine.contract import Engine
+from raypfl.engine.local import LocalEngine
+from raypfl.engine.world import World, make_world
+from raypfl.errors import CheckpointError, StorageError
+from raypfl.methods import METHODS
+from raypfl.records.environment import environment
+from raypfl.records.files import write_json, write_text
+from raypfl.records.folder import RunFolder
+from raypfl.records.manifest import check_same
+from raypfl.records.metrics import Metrics
+from raypfl.records.ranking import ranked_table, write_summary
+from raypfl.records.summary import summarise
+from raypfl.result import Result
+from raypfl.settings import ExperimentConfig, RunConfig
+
+EXPERIMENT = "experiment.yaml"
+"""In the folder of several runs: the configuration of all of them."""
+
+
+def run(config: Source, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+    """Run every method with every seed of a configuration.
+
+    Args:
+        config: a YAML file, or the same as a mapping.
+        overrides: `dotted.key=value`, the value in YAML.
+        console: what shows the progress; nothing does by default.
+
+    Returns:
+        The results: one run, or several below one folder.
+
+    Raises:
+        RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
+    """
+    settings = load(config, overrides)
+    runs = expand(settings)
+    top = RunFolder.create(settings.storage_path, settings.name or _name(settings))
+    if len(runs) > 1:
+        write_text(top.path / EXPERIMENT, to_yaml(settings))
+    with _Workshop(console or Console()) as workshop:
+        for number, (label, one) in enumerate(runs.items(), 1):
+            folder = top if len(runs) == 1 else RunFolder.create(top.path, label)
+            workshop.work(folder, one, label, number, len(runs))
+        return workshop.finish(top)
+
+
+def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+    """Continue a run, or all runs of an experiment, to the same bits as if nothing had happened.
+
+    Args:
+        path: the folder that the run printed.
+        overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
+        console: what shows the progress; nothing does by default.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or belongs to another configuration.
+        StorageError: there is no run at `path`.
+    """
+    top = Path(path).expanduser().absolute()
+    several = (top / EXPERIMENT).is_file()
+    if not several and not (top / "config.yaml").is_file():
+        raise StorageError(f"{top} is not a run: it has no config.yaml. Give the folder that the run printed.")
+    runs = expand(load(top / (EXPERIMENT if several else "config.yaml"), overrides))
+    with _Workshop(console or Console()) as workshop:
+        for number, (label, one) in enumerate(runs.items(), 1):
+            folder = RunFolder(top / label if several else top)
+            folder.path.mkdir(exist_ok=True)
+            workshop.work(folder, one, label, number, len(runs))
+        return workshop.finish(RunFolder(top))
+
+
+def plan(config: Source, overrides: Sequence[str] = ()) -> str:
+    """What the runs of a configuration would need, checked against this machine or cluster.
+
+    Raises:
+        PlacementError: actors or memory do not fit, with the arithmetic.
+    """
+    from raypfl.engine.planning import describe
+
+    workshop = _Workshop(Console())
+    texts = []
+    for label, one in expand(load(config, overrides)).items():
+        pool, federation = workshop.data_of(one)
+        texts.append(f"{label}\n{describe(make_world(one, pool, federation), pool)}")
+    return "\n\n".join(texts)
+
+
+class _Workshop:
+    """What the runs of one experiment share: the data set in memory, and a connection to Ray."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stack = ExitStack()
+        self._pool: tuple[str, Pool] | None = None
+        self._shared: tuple[str, object] | None = None
+
+    def __enter__(self) -> _Workshop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def data_of(self, config: RunConfig) -> tuple[Pool, Federation]:
+        """The data set, read again only when it is another one, and its partition."""
+        which = self._which_pool(config)
+        if self._pool is None or self._pool[0] != which:
+            self._pool = which, data.load(config.data, config.seed)
+        pool = self._pool[1]
+        federation = data.partition(config.partition, pool, config.seed)
+        return pool, federation
+
+    def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
+        """Begin or continue one run."""
+        checkpoint, manifest = driver.at(folder)
+        done = 0 if manifest is None else manifest.round
+        if manifest is not None:
+            check_same(manifest, to_dict(config))
+        method = METHODS[config.method.name]
+        if done >= config.rounds and folder.summary.is_file():
+            self._console.note(f"{label}: complete, {done} rounds")
+            return
+        pool, federation = self.data_of(config)
+        world = make_world(config, pool, federation)
+        if manifest is not None:
+            if manifest.partition != federation.fingerprint:
+                raise CheckpointError(
+                    f"{folder.path}: the data now give another partition ({federation.fingerprint[:12]}) than the "
+                    f"checkpoint's ({manifest.partition[:12]}). Restore the data files that the run began with."
+                )
+            world = world._replace(block=manifest.block, width=manifest.width)
+        self._describe(folder, world, pool)
+        metrics = Metrics(
+            folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
+        )
+        metrics.truncate(done)
+        figure = ", ".join(method.reported)
+        self._console.begin(RunTitle(label, config.rounds, done, figure, number, count))
+        engine = self._engine(world, pool)
+        try:
+            if checkpoint is not None:
+                engine.restore(checkpoint)
+            driver.Driver(
+                world, engine, folder, metrics, self._console, done=done, reported=method.reported
+            ).run()
+        finally:
+            engine.close()
+        write_summary(folder.summary, summarise(folder))
+
+    def finish(self, top: RunFolder) -> Result:
+        """Show the ranking and say what to type next."""
+        self._console.table(ranked_table([summarise(run) for run in top.runs()]))
+        self._console.note(
+            f"Results are in {top.path}. Next:\n"
+            f"    python -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    raypfl plan configs/diversifed/fmnist_dirichlet.yaml\n"
+            f"    raypfl run configs/quickstart.yaml method.name=diversifed method.tau=0.9 partition.alpha=0.1"
+        )
+        return Result(top.path)
+
+    def _which_pool(self, config: RunConfig) -> str:
+        return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
+
+    def _describe(self, folder: RunFolder, world: World, pool: Pool) -> None:
+        """Write what the run is before it starts; a resumed run adds to it where it says more."""
+        write_text(folder.config, to_yaml(world.config))
+        if not folder.environment.is_file():
+            settled = {
+                "data": pool.fingerprint,
+                "partition": world.federation.fingerprint,
+                "block": world.block,
+                "width": world.width,
+                "threads": world.config.engine.threads,
+            }
+            write_json(folder.environment, environment() | settled)
+        world.federation.save(folder.partition)
+        with folder.partition_table.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["client", "split", "samples", *(f"class_{label}" for label in range(pool.num_classes))])
+            for row in world.federation.table(pool):
+                table.writerow([row.client, row.split, row.samples, *row.per_class])
+
+    def _engine(self, world: World, pool: Pool) -> Engine:
+        config = world.config
+        if config.engine.name == "local":
+            return LocalEngine(world, pool)
+        from raypfl.engine.placement import connected, place
+        from raypfl.engine.ray import RayEngine, share
+
+        if self._shared is None:
+            self._nodes = self._stack.enter_context(connected(config.engine.address))
+        placement = place(world, self._nodes)
+        if self._shared is None or self._shared[0] != self._which_pool(config):
+            self._shared = self._which_pool(config), share(pool)
+        return RayEngine(world, self._shared[1], placement)
+
+
+def _name(config: ExperimentConfig) -> str:
+    """Method, data and time, as in `diversifed-fmnist-20250131-235959`."""
+    methods = list(dict.fromkeys(method.name for method in config.method))
+    what = "+".join(methods) if len(methods) <= 4 else f"{len(methods)}-methods"
+    return f"{what}-{config.data.name}-{time.strftime('%Y%m%d-%H%M%S')}"

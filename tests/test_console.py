@@ -1,0 +1,83 @@
+import io
+
+import pytest
+from rich.console import Console as Terminal
+
+from raypfl.console import Console, LiveConsole, PlainConsole, RunTitle, console_for
+from raypfl.records.grid import Grid
+
+GRID = Grid(("method", "accuracy"), (("fed[amp]", "71.25"),))
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def drive(console):
+    """Two runs in sequence, the second resumed; a name that rich would take for markup."""
+    with console:
+        console.begin(RunTitle("fed[amp]", rounds=4, number=1, runs=2))
+        console.round(1, seconds=2.0, clients=10, accuracy=None)
+        console.round(2, seconds=4.0, clients=20, accuracy=0.7125)
+        console.note("saved")
+        console.begin(RunTitle("fedavg", rounds=9, done=8, figure="global, pre", number=2, runs=2))
+        console.round(9, seconds=60.0, clients=30, accuracy=0.5)
+        console.table(GRID)
+
+
+def test_plain_lines_one_a_round():
+    drive(PlainConsole(stream := io.StringIO()))
+    assert stream.getvalue().splitlines() == [
+        "[1/2] fed[amp]: 4 rounds",
+        "fed[amp]  round 1/4  5.0 clients/s  ETA 0:00:06",
+        "fed[amp]  round 2/4  accuracy 71.25% (personalised, post)  5.0 clients/s  ETA 0:00:06",
+        "saved",
+        "[2/2] fedavg: 9 rounds, resumed after round 8",
+        "fedavg  round 9/9  accuracy 50.00% (global, pre)  0.5 clients/s  ETA 0:00:00",
+        "method    accuracy",
+        "--------  --------",
+        "fed[amp]     71.25",
+    ]
+
+
+def test_live_bars_end_with_every_run(monkeypatch):
+    stream = FakeTerminal()
+    terminal = Terminal(file=stream, force_terminal=True, width=140, color_system=None)
+    drive(LiveConsole(terminal))
+    shown = stream.getvalue()
+    last_frame = shown[shown.rindex("[1/2] fed[amp]") :]
+    first, second = last_frame.splitlines()[:2]
+    assert "2/4" in first
+    assert "71.25% (personalised, post)" in first
+    assert "5.0 clients/s" in first
+    assert "ETA 0:00:06" in first
+    assert second.startswith("[2/2] fedavg")
+    assert "9/9" in second
+    assert "50.00% (global, pre)" in second
+    assert "saved" in shown
+    assert "71.25 " in shown
+
+
+def test_the_screen_is_given_back_after_an_error():
+    stream = FakeTerminal()
+    with pytest.raises(KeyboardInterrupt), LiveConsole(Terminal(file=stream, force_terminal=True)) as console:
+        console.begin(RunTitle("fedavg", rounds=2))
+        raise KeyboardInterrupt
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+
+
+def test_the_stream_decides(monkeypatch):
+    assert isinstance(console_for(FakeTerminal()), LiveConsole)
+    assert isinstance(console_for(io.StringIO()), PlainConsole)
+
+
+def test_standard_output_is_the_default(capsys):
+    with console_for() as console:
+        console.note("hello")
+    assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_the_base_shows_nothing(capsys):
+    drive(Console())
+    assert capsys.readouterr() == ("", "")
