@@ -90,7 +90,9 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
     if not path.is_file():
         raise DataError(f"{path}: no such file. Check the path, or copy the file there.")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: numpy.load leaves its own file open when the archive is damaged.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(
                     f"{path}: a single .npy array, not an .npz archive. Save it with numpy.savez."
