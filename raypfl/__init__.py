@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raypfl.experiment import Result, plan, resume, run
+    from raypfl.experiment import plan, resume, run
+    from raypfl.result import Result
 
 __all__ = ["Result", "plan", "resume", "run"]
 

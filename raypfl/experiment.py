@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Console, RunTitle
@@ -16,6 +15,7 @@ from raypfl.data import Federation, Pool
 from raypfl.engine import driver
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
+from raypfl.engine.planning import describe
 from raypfl.engine.world import World, make_world
 from raypfl.errors import CheckpointError, StorageError
 from raypfl.methods import METHODS
@@ -74,7 +74,9 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
     top = Path(path).expanduser().absolute()
     several = (top / EXPERIMENT).is_file()
     if not several and not (top / "config.yaml").is_file():
-        raise StorageError(f"{top} is not a run: it has no config.yaml. Give the folder that the run printed.")
+        raise StorageError(
+            f"{top} is not a run: it has no config.yaml. Give the folder that the run printed."
+        )
     runs = expand(load(top / (EXPERIMENT if several else "config.yaml"), overrides))
     with _Workshop(console or Console()) as workshop:
         for number, (label, one) in enumerate(runs.items(), 1):
@@ -90,8 +92,6 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     Raises:
         PlacementError: actors or memory do not fit, with the arithmetic.
     """
-    from raypfl.engine.planning import describe
-
     workshop = _Workshop(Console())
     texts = []
     for label, one in expand(load(config, overrides)).items():
@@ -139,8 +139,8 @@ class _Workshop:
         if manifest is not None:
             if manifest.partition != federation.fingerprint:
                 raise CheckpointError(
-                    f"{folder.path}: the data now give another partition ({federation.fingerprint[:12]}) than the "
-                    f"checkpoint's ({manifest.partition[:12]}). Restore the data files that the run began with."
+                    f"{folder.path}: the data now give another partition ({federation.fingerprint[:12]}) than "
+                    f"the checkpoint's ({manifest.partition[:12]}). Restore the data files that the run began with."
                 )
             world = world._replace(block=manifest.block, width=manifest.width)
         self._describe(folder, world, pool)
@@ -190,7 +190,9 @@ class _Workshop:
         world.federation.save(folder.partition)
         with folder.partition_table.open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["client", "split", "samples", *(f"class_{label}" for label in range(pool.num_classes))])
+            table.writerow(
+                ["client", "split", "samples", *(f"class_{label}" for label in range(pool.num_classes))]
+            )
             for row in world.federation.table(pool):
                 table.writerow([row.client, row.split, row.samples, *row.per_class])
 
@@ -198,6 +200,7 @@ class _Workshop:
         config = world.config
         if config.engine.name == "local":
             return LocalEngine(world, pool)
+        # Only here, so that everything else works where Ray is not installed.
         from raypfl.engine.placement import connected, place
         from raypfl.engine.ray import RayEngine, share
 

@@ -105,15 +105,7 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
             return {key: archive[key] for key in (*required, *optional) if key in archive.files}
     except DataError:
         raise
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        SyntaxError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-    ) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(
             f"{path}: cannot be read as an .npz archive: {error} (sha256 found: {checksum(path)}).\n    It "
             f"is truncated, damaged or holds pickled objects. Copy it again from its source and compare: "

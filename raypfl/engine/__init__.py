@@ -1,0 +1,1 @@
+"""Where runs happen: hosts, the hub, and the engines that place them."""

@@ -161,7 +161,9 @@ class Driver:
 
     def _last_good(self) -> str:
         checkpoint = checkpoints.latest(self._folder.checkpoints)
-        where = "There is no checkpoint yet." if checkpoint is None else f"Last good checkpoint: {checkpoint}."
+        where = (
+            "There is no checkpoint yet." if checkpoint is None else f"Last good checkpoint: {checkpoint}."
+        )
         return f"{where} Records up to round {self._round} are kept in {self._folder.metrics}."
 
 
@@ -177,7 +179,9 @@ def _interruptions() -> Iterator[threading.Event]:
         stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before: dict[Any, Any] = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[Any, Any] = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:

@@ -70,7 +70,9 @@ class ClientHost:
         x, y: the data set, shared by every host of a node; not written.
     """
 
-    def __init__(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray, device: torch.device
+    ) -> None:
         self.world, self.device = world, device
         self.net, self.method = world.network(device), world.method()
         self.samples = samples_on(device, x, y)
@@ -89,13 +91,13 @@ class ClientHost:
             if checkpoint is None:
                 self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
             else:
-                rows = checkpoints.read_rows(checkpoint, ids, self.method.State)
+                rows = checkpoints.read_rows(checkpoint, ids, self.method.state_type)
                 self.state[block] = type(rows)(*(field.to(self.device) for field in rows))
 
     def save(self, building: Path, name: str) -> Part:
         """Write this host's rows as one part of a checkpoint."""
         fields = zip(*self.state.values(), strict=True)
-        rows = self.method.State(*(torch.cat(parts) for parts in fields))
+        rows = self.method.state_type(*(torch.cat(parts) for parts in fields))
         return checkpoints.write_part(building, name, rows, torch.cat(list(self.blocks.values())))
 
     def work(self, work: Work) -> tuple[list[Upload], Report]:
@@ -150,7 +152,9 @@ class ClientHost:
         try:
             own, up = self.method.local_update(cohort, take(state, rows), down)
         except ClientError as error:
-            raise ClientError(f"method {self.world.config.method.name}, phase local update: {error}") from None
+            raise ClientError(
+                f"method {self.world.config.method.name}, phase local update: {error}"
+            ) from None
         self._check_finite(round, participants, cohort.losses, own)
         records.append(
             {
@@ -181,7 +185,14 @@ class ClientHost:
             )
 
     def _evaluate(
-        self, round: int, point: Point, block: int, rows: Tensor, state: AnyRows, down: AnyRows, up: AnyRows | None
+        self,
+        round: int,
+        point: Point,
+        block: int,
+        rows: Tensor,
+        state: AnyRows,
+        down: AnyRows,
+        up: AnyRows | None,
     ) -> list[dict[str, Any]]:
         """Records of the block's evaluated clients: participants as they are, others with shared fields only."""
         ids = self.blocks[block]
@@ -224,7 +235,9 @@ class ClientHost:
             for accuracy, loss, samples in [score(cohort, models_rows[chosen], split)]
         ]
 
-    def _models(self, taking_part: Tensor | None, absent: Tensor | None, rows: Tensor, away: Tensor) -> Tensor:
+    def _models(
+        self, taking_part: Tensor | None, absent: Tensor | None, rows: Tensor, away: Tensor
+    ) -> Tensor:
         parts = [(at, part) for at, part in ((rows, taking_part), (away, absent)) if part is not None]
         out = parts[0][1].new_empty(len(rows) + len(away), self.net.width)
         for at, part in parts:
@@ -263,6 +276,8 @@ def _outcome(m: Rows, batch: Batch) -> Tensor:
 def columns_of(messages: Sequence[Message]) -> dict[str, Any]:
     """Messages by column, as the traffic table takes them."""
     return {
-        name: np.array([getattr(message, name) for message in messages], dtype=object if name == "kind" else np.int64)
+        name: np.array(
+            [getattr(message, name) for message in messages], dtype=object if name == "kind" else np.int64
+        )
         for name in Message._fields
     }

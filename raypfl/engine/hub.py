@@ -47,14 +47,16 @@ class Hub:
         if checkpoint is None:
             self.hub = self.method.init_hub(self.net, self.clients)
         else:
-            rows = checkpoints.read_hub(checkpoint, self.method.Hub)
+            rows = checkpoints.read_hub(checkpoint, self.method.hub_type)
             self.hub = type(rows)(*(field.to(self.device) for field in rows))
 
     def save(self, building: Path) -> Part:
         """Write the server's part of a checkpoint."""
         return checkpoints.write_part(building, checkpoints.HUB, self.hub)
 
-    def open(self, round: int, *, train: bool, evaluate_pre: bool, evaluate_post: bool) -> tuple[Opening, list[Work]]:
+    def open(
+        self, round: int, *, train: bool, evaluate_pre: bool, evaluate_post: bool
+    ) -> tuple[Opening, list[Work]]:
         """Plan a round and prepare one piece of work a host."""
         begin = time.perf_counter()
         method = self.method

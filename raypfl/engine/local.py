@@ -27,7 +27,9 @@ class LocalEngine:
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
     def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
-        opening, work = self.hub.open(round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post)
+        opening, work = self.hub.open(
+            round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+        )
         done = [host.work(own) for host, own in zip(self.hosts, work, strict=True)]
         closing = self.hub.close([upload for uploads, _ in done for upload in uploads])
         reports = [report for _, report in done]
@@ -51,8 +53,9 @@ class LocalEngine:
         return [self.hub.save(building), *parts]
 
     def restore(self, checkpoint: Path | None) -> None:
-        for part in (self.hub, *self.hosts):
-            part.restore(checkpoint)
+        self.hub.restore(checkpoint)
+        for host in self.hosts:
+            host.restore(checkpoint)
 
     def close(self) -> None:
         self._stack.close()

@@ -7,7 +7,7 @@ a contiguous array is sent as it is and read without a copy. One function does i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raypfl.engine.world import as_tensor
 
-RowsT = TypeVar("RowsT", bound=tuple[Tensor, ...])
+RowsT = TypeVar("RowsT", bound=tuple[Any, ...])
 
 
 def encode(message: RowsT) -> RowsT:

@@ -34,7 +34,10 @@ class Placement:
 
     def request(self) -> str:
         """In words."""
-        host, server = _resources(self.host_cpus, self.host_gpus), _resources(self.server_cpus, self.server_gpus)
+        host, server = (
+            _resources(self.host_cpus, self.host_gpus),
+            _resources(self.server_cpus, self.server_gpus),
+        )
         return f"{self.num_hosts} client hosts with {host} each, and a server with {server}"
 
 

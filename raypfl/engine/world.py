@@ -95,11 +95,10 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     input_shape = pool.x.shape[1:]
     device = pick_device(config)
     module = make_module(config, input_shape, pool.num_classes)
-    width = config.engine.width
+    width, block = config.engine.width, config.engine.block
     if width == "auto":
         convolutional = any(isinstance(part, _ConvNd) for part in module.modules())
         width = WIDTH_ON_GPU if device.type == "cuda" else 1 if convolutional else WIDTH_ON_CPU
-    block = config.engine.block
     if block == "auto":
         participation = config.participation.participants(federation.num_clients) / federation.num_clients
         block = ceil(width / participation)

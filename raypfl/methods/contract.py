@@ -86,7 +86,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
 
     Class attributes:
         Config: the options, beside the method; each default with its source.
-        Hub, State: the types of what is kept, as declared.
+        hub_type, state_type: the types of what server and clients keep.
         shared: names of fields of the downloaded message that are the same for everyone; they have a leading
             axis of 1, every other field has one row a participant.
         reported: which model is evaluated at which point in the papers' tables.
@@ -94,8 +94,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     """
 
     Config: ClassVar[type[Any]]
-    Hub: ClassVar[type[Any]] = Nothing
-    State: ClassVar[type[Any]] = Nothing
+    hub_type: ClassVar[type[Any]] = Nothing
+    state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     summary: ClassVar[str]
@@ -115,7 +115,9 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         Called wherever those clients live, with them alone; so it may depend on nothing but keys.
         """
 
-    def plan(self, net: Network, hub: HubT, clients: Clients, round: int, sample: Callable[[int], Tensor]) -> Plan:
+    def plan(
+        self, net: Network, hub: HubT, clients: Clients, round: int, sample: Callable[[int], Tensor]
+    ) -> Plan:
         """Who takes part; by default the uniform sample `sample(round)` of the configuration."""
         ids = sample(round)
         return Plan(round, ids, clients.sizes[ids])
@@ -154,7 +156,9 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
 
     def sent_up(self, net: Network, ids: Tensor, up: UpT) -> list[Message]:
         """The messages from clients `ids`; by default every field of `up`."""
-        return [message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)]
+        return [
+            message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)
+        ]
 
 
 def _fields(

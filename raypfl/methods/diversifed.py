@@ -33,11 +33,20 @@ class Config(StrictModel):
     """Options of DiversiFed; the paper's server step and lambda are lost, these are the fitted defaults."""
 
     name: Literal["diversifed"] = "diversifed"
-    tau: float = Field(0.5, gt=0.0, le=10.0, description="temperature of distances; paper: 0.5 to 1.1, best value falls with alpha")
+    tau: float = Field(
+        0.5,
+        gt=0.0,
+        le=10.0,
+        description="temperature of distances; paper: 0.5 to 1.1, best value falls with alpha",
+    )
     eta: float = Field(1.0, gt=0.0, description="server step size (reconstructed)")
-    lam: float = Field(1.0, ge=0.0, description="lambda, weight of the distance loss; 0 is Separate (reconstructed)")
+    lam: float = Field(
+        1.0, ge=0.0, description="lambda, weight of the distance loss; 0 is Separate (reconstructed)"
+    )
     form: Literal["net", "balanced"] = Field("net", description="tau in the denominator only, or in both")
-    coupling: Literal["own", "joint"] = Field("own", description="gradient of R_i alone, or of the sum of all R")
+    coupling: Literal["own", "joint"] = Field(
+        "own", description="gradient of R_i alone, or of the sum of all R"
+    )
     reduction: Literal["mean", "sum"] = Field("mean", description="over the other clients in R_i")
     distance: Literal["plain", "squared"] = Field("plain", description="Euclidean distance or its square")
     distance_scale: Literal["none", "median", "rms"] = Field(

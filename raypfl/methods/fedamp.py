@@ -28,13 +28,21 @@ class Config(StrictModel):
     """Options of FedAMP; defaults of the authors' lab for CIFAR-10, with a constant alpha."""
 
     name: Literal["fedamp"] = "fedamp"
-    attention: Literal["exact", "heuristic"] = Field("exact", description="weights from distances, or from angles")
-    lam: float = Field(1.0, ge=0.0, description="lambda, weight of the attention term; 0 is Separate (lab: 1)")
-    alpha: float = Field(1e4, ge=0.0, description="server step size (lab: 1e4); 0 leaves anchors at the uploads")
+    attention: Literal["exact", "heuristic"] = Field(
+        "exact", description="weights from distances, or from angles"
+    )
+    lam: float = Field(
+        1.0, ge=0.0, description="lambda, weight of the attention term; 0 is Separate (lab: 1)"
+    )
+    alpha: float = Field(
+        1e4, ge=0.0, description="server step size (lab: 1e4); 0 leaves anchors at the uploads"
+    )
     sigma: float = Field(100.0, gt=0.0, description="width of the attention function (lab: 100)")
     alpha_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on alpha (lab: 0.1)")
     decay_every: int = Field(30, ge=1, description="rounds between two decays of alpha (lab: 30)")
-    max_pull: float | None = Field(None, gt=0.0, description="cap on the row sums of exact weights; not from the paper")
+    max_pull: float | None = Field(
+        None, gt=0.0, description="cap on the row sums of exact weights; not from the paper"
+    )
     kappa: float = Field(10.0, gt=0.0, description="heuristic: sharpness of the softmax over cosines")
     self_weight: float = Field(0.5, ge=0.0, le=1.0, description="heuristic: the weight of the own model")
     rho: float | None = Field(None, ge=0.0, description="proximal weight in place of lam / alpha")
@@ -68,7 +76,9 @@ class FedAMP(Anchored[Config]):
         return exact_attraction(pairwise_distances(w_SP), self.alpha(round), config.sigma, config.max_pull)
 
 
-def exact_attraction(distance_SS: Tensor, alpha: float, sigma: float, max_pull: float | None = None) -> Tensor:
+def exact_attraction(
+    distance_SS: Tensor, alpha: float, sigma: float, max_pull: float | None = None
+) -> Tensor:
     """`a_ij = alpha/sigma exp(-d_ij^2 / sigma)`, zero on the diagonal: float64 `[S, S]`, symmetric if not capped."""
     a_SS = (alpha / sigma * torch.exp(-distance_SS.square() / sigma)).fill_diagonal_(0.0)
     if max_pull is None:

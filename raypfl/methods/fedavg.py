@@ -58,8 +58,8 @@ class FedAvg(Method[Config, Hub, State, Down, Up]):
     """w <- sum_i pi_i LT(w)_i over participants, pi_i = n_i / sum n."""
 
     Config = Config
-    Hub = Hub
-    State = State
+    hub_type = Hub
+    state_type = State
     shared = frozenset({"w"})
     reported = ("global", "pre")
     summary = "FedAvg: one global model, the weighted mean of locally trained ones"

@@ -32,7 +32,7 @@ class Local(Method[Config, Nothing, State, Nothing, Nothing]):
     """w_i <- LT(w_i) for participants; no messages."""
 
     Config = Config
-    State = State
+    state_type = State
     summary = "Separate: every client trains alone"
 
     def init_hub(self, net: Network, clients: Clients) -> Nothing:

@@ -38,7 +38,9 @@ class Config(StrictModel):
     """Options of the study; the paper's grid of lambda is lost."""
 
     name: Literal["one_lambda"] = "one_lambda"
-    lam: float = Field(0.0, ge=-10.0, le=10.0, description="lambda: above 0 pulls together, below 0 pushes apart")
+    lam: float = Field(
+        0.0, ge=-10.0, le=10.0, description="lambda: above 0 pulls together, below 0 pushes apart"
+    )
     distance: Literal["plain", "squared"] = Field("plain", description="Euclidean distance or its square")
 
     @model_validator(mode="after")

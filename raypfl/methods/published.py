@@ -49,8 +49,8 @@ DownT = TypeVar("DownT", bound=tuple[Tensor, ...])
 class Published(Method[ConfigT, Hub, State, DownT, Up]):
     """Every client has its own model, starts each round from it, and uploads it."""
 
-    Hub = Hub
-    State = State
+    hub_type = Hub
+    state_type = State
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))

@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 class Schedule(NamedTuple):
     """Steps of K clients, longest sequence first."""
 
-    index: np.ndarray
+    rows: np.ndarray
     """Pool rows `[K, T, B]`; zeros behind a sequence's end and behind a short batch."""
     sizes: np.ndarray
     """Samples of each batch, `[K, T]`; 0 behind a sequence's end."""
@@ -75,12 +75,16 @@ def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[
     return Samples(pool.x.index_select(0, flat), pool.y.index_select(0, flat)), ranges
 
 
-def shuffled(indices: Sequence[np.ndarray], draws: Sequence[int], epochs: int, batch_size: int) -> list[Schedule]:
+def shuffled(
+    indices: Sequence[np.ndarray], draws: Sequence[int], epochs: int, batch_size: int
+) -> list[Schedule]:
     """Every client's own schedule: `epochs` reshuffled passes, the last short batch of a pass kept.
 
     Args:
         indices: pool rows of each client's samples.
         draws: one key a client; the schedule of a client depends on its key and samples alone.
+        epochs: passes.
+        batch_size: samples a step.
     """
     plans = []
     for own, draw in zip(indices, draws, strict=True):
@@ -109,12 +113,12 @@ def _cut(passes: np.ndarray, batch_size: int) -> Schedule:
 
 def together(schedules: Sequence[Schedule]) -> Schedule:
     """Stack schedules, padded to the longest and widest."""
-    steps = max(plan.index.shape[1] for plan in schedules)
-    size = max(plan.index.shape[2] for plan in schedules)
+    steps = max(plan.rows.shape[1] for plan in schedules)
+    size = max(plan.rows.shape[2] for plan in schedules)
     index = np.zeros((len(schedules), steps, size), np.int64)
     sizes = np.zeros((len(schedules), steps), np.int64)
     for row, plan in enumerate(schedules):
-        index[row, : plan.index.shape[1], : plan.index.shape[2]] = plan.index[0]
+        index[row, : plan.rows.shape[1], : plan.rows.shape[2]] = plan.rows[0]
         sizes[row, : plan.sizes.shape[1]] = plan.sizes[0]
     return Schedule(index, sizes)
 
@@ -124,11 +128,12 @@ def steps_of(schedule: Schedule, data: Samples, *, pad: bool) -> Iterator[Batch]
 
     Args:
         schedule: longest sequence first.
+        data: what the schedule's rows refer to.
         pad: fill short batches up and mask them. Networks with batch statistics must not be padded: their
             clients are grouped by batch length instead.
     """
-    index = torch.from_numpy(schedule.index).to(data.x.device)
-    for step in range(schedule.index.shape[1]):
+    index = torch.from_numpy(schedule.rows).to(data.x.device)
+    for step in range(schedule.rows.shape[1]):
         sizes = schedule.sizes[:, step]
         active = int(np.count_nonzero(sizes))
         sizes = sizes[:active]

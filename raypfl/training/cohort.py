@@ -93,7 +93,8 @@ class Cohort:
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, int64 `[K, C]`."""
         labels, classes = self.data.pool.y, self.data.num_classes
-        return torch.stack([torch.bincount(labels[torch.from_numpy(own)], minlength=classes) for own in self.data.train])
+        own_labels = (labels[torch.from_numpy(own)] for own in self.data.train)
+        return torch.stack([torch.bincount(own, minlength=classes) for own in own_labels])
 
     def fit(
         self,
@@ -115,7 +116,7 @@ class Cohort:
             w: rows `[K, width]`, not modified.
             objective: `objective(m, batch, *rows) -> [k]`, the loss of each client in the batch. The gradient
                 of a client's loss moves that client alone.
-            rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), handed to the objective narrowed to the batch.
+            rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), narrowed to the batch for the objective.
             epochs: local passes; the configuration's if absent.
             optimizer: the configuration's if absent; both follow the configured decay over rounds.
             columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
@@ -170,12 +171,15 @@ class Cohort:
             at = torch.tensor(chosen, device=self.net.device)
             try:
                 with chunk._noise():
-                    parts.append(work(chunk, *(tensor if len(tensor) == 1 else tensor[at] for tensor in rows)))
+                    parts.append(
+                        work(chunk, *(tensor if len(tensor) == 1 else tensor[at] for tensor in rows))
+                    )
             except RaypflError:
                 raise
             except Exception:
                 raise ClientError(
-                    f"local work of client(s) {chunk.ids.tolist()} failed in round {self.round}:\n{traceback.format_exc()}"
+                    f"local work of client(s) {chunk.ids.tolist()} failed in round {self.round}:\n"
+                    f"{traceback.format_exc()}"
                 ) from None
         back = torch.tensor(order, device=self.net.device).argsort()
         return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))
@@ -192,8 +196,10 @@ class Cohort:
         plan = together(shuffled(indices, draws, count, self.training.batch_size))
         return steps_of(plan, own, pad=not self.net.coupled)
 
-    def pass_over(self, w: Tensor, measure: Callable[[Rows, Batch], Tensor], *, split: Split = "train") -> Tensor:
-        """Sum `measure(m, batch) -> [k, ...]` over one pass in evaluation mode, without gradients: `[K, ...]`.
+    def pass_over(
+        self, w: Tensor, measure: Callable[[Rows, Batch], Tensor], *, split: Split = "train"
+    ) -> Tensor:
+        """Sum `measure(m, batch) -> [k, ...]` over one pass in evaluation mode: `[K, ...]`, no gradients.
 
         Sums are kept in float64. A client without samples in the split contributes zero.
         """
@@ -254,12 +260,19 @@ class _Loop(NamedTuple):
     purpose: str
 
     def train(
-        self, chunk: Cohort, w: Tensor, first: Tensor, second: Tensor, count: Tensor, anchor: Tensor, *rows: Tensor
+        self,
+        chunk: Cohort,
+        w: Tensor,
+        first: Tensor,
+        second: Tensor,
+        steps: Tensor,
+        anchor: Tensor,
+        *rows: Tensor,
     ) -> tuple[Tensor, ...]:
         net = chunk.net
         # Everything below is written in place, on memory made here.
         w = w.clone(memory_format=torch.contiguous_format)
-        memory = Moments(first.clone(), second.clone(), count.clone())
+        memory = Moments(first.clone(), second.clone(), steps.clone())
         buffers = w[:, net.statistics].clone()
         loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
         for batch in chunk.batches(self.epochs, self.purpose):

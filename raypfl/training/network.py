@@ -103,7 +103,12 @@ class Network:
         """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""
         with torch_seeded(key):
             extractor, head = split_at(self._build(), self._head_name)
-        slots = [*_parameter_slots(head), *_parameter_slots(extractor), *_buffer_slots(head), *_buffer_slots(extractor)]
+        slots = [
+            slot
+            for find in (_parameter_slots, _buffer_slots)
+            for part in (head, extractor)
+            for slot in find(part)
+        ]
         parts = [getattr(slot.owner, slot.name).detach().reshape(-1).to(self.dtype) for slot in slots]
         row = torch.zeros(1, self.width, dtype=self.dtype)
         row[0, : self.statistics.stop] = torch.cat(parts)
@@ -123,7 +128,12 @@ class Network:
         return rows
 
     def bind(
-        self, rows: Tensor, buffers: Tensor | None = None, *, leaf: Tensor | None = None, columns: slice | None = None
+        self,
+        rows: Tensor,
+        buffers: Tensor | None = None,
+        *,
+        leaf: Tensor | None = None,
+        columns: slice | None = None,
     ) -> Rows:
         """Models ready to be called.
 
@@ -299,5 +309,7 @@ def _refuse_unbindable(module: nn.Module) -> None:
                 continue
             here = f"{path}.{name}"
             if id(tensor) in seen:
-                raise ShapeError(f"parameters {seen[id(tensor)]!r} and {here!r} are one tensor; rows need them apart")
+                raise ShapeError(
+                    f"parameters {seen[id(tensor)]!r} and {here!r} are one tensor; rows need them apart"
+                )
             seen[id(tensor)] = here

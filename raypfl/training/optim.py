@@ -24,7 +24,7 @@ class Moments(NamedTuple):
     """Momentum (SGD) or the mean of gradients (Adam), [K, P]."""
     second: Tensor
     """Mean of squared gradients (Adam), [K, P]."""
-    count: Tensor
+    steps: Tensor
     """Steps taken by each row, float32 [K]."""
 
 
@@ -63,7 +63,7 @@ class SGD(StrictModel):
             moments.first.mul_(self.momentum).add_(g_KP)
             g_KP = g_KP.add_(moments.first, alpha=self.momentum) if self.nesterov else moments.first
         w_KP.sub_(g_KP, alpha=lr)
-        moments.count.add_(1.0)
+        moments.steps.add_(1.0)
 
 
 class Adam(StrictModel):
@@ -110,7 +110,7 @@ def _fused(kernel, config: Adam | AdamW, w_KP: Tensor, g_KP: Tensor, moments: Mo
     The kernel is given each row as a tensor of its own. A row of a column slice is contiguous; the slice
     itself is not, and the kernel would silently write into the columns beside it.
     """
-    count = moments.count.add_(1.0)
+    count = moments.steps.add_(1.0)
     kernel(
         list(w_KP.unbind()),
         list(g_KP.unbind()),

@@ -1,5 +1,6 @@
 import hashlib
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ class Download:
 
     def __call__(self, folder: Path) -> None:
         self.calls += 1
+        time.sleep(0.05)  # long enough for others to come and see that the file is missing
         (folder / "set").mkdir()
         (folder / FILE.path).write_bytes(self.content)
 

@@ -12,7 +12,7 @@ from raypfl.errors import PartitionError
 MakePool = Callable[..., Pool]
 CONFIG: TypeAdapter[PartitionConfig] = TypeAdapter(PartitionConfig)
 
-# name -> options that fit 1,000 training and 200 test samples of each of ten classes
+# name -> options that fit 1,000 training and 203 test samples of each of ten classes
 OPTIONS: dict[str, dict[str, object]] = {
     "pathological": {},
     "dirichlet": {"alpha": 0.3, "train_size": 300},
@@ -37,7 +37,7 @@ def draw(name: str, pool: Pool, seed: int = 0, **options: object) -> Federation:
 
 @pytest.fixture
 def pool(make_pool: MakePool) -> Pool:
-    return make_pool([1000] * 10, [200] * 10, owner=np.arange(12_000) % 100)
+    return make_pool([1000] * 10, [203] * 10, owner=np.arange(12_030) % 100)
 
 
 def test_the_table_has_every_partition() -> None:
@@ -60,7 +60,7 @@ def test_splits_of_a_client_are_disjoint_and_without_duplicates(name: str, pool:
         assert len(np.unique(rows)) == len(rows)
         assert rows.dtype == np.int64
         assert min(map(len, client)) >= 1
-        assert rows.min() >= 0 and rows.max() < 12_000
+        assert rows.min() >= 0 and rows.max() < 12_030
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - SHARES_SAMPLES))

@@ -130,7 +130,7 @@ def test_npz_checksum_is_compared(tmp_path: Path) -> None:
         ({"label_names": np.array(["a", "b"])}, "label 2 of training image 2 is outside 0..1"),
         ({"train_labels": np.zeros((6, 14), int)}, r"train_labels is int64 \[6, 14\].*multi-label"),
         ({"train_labels": np.zeros(6)}, r"train_labels is float64 \[6\]. Labels must be integers"),
-        ({"train_images": np.zeros((6, 3, 32, 32), np.uint8)}, "transpose channels-first arrays"),
+        ({"train_images": np.zeros((6, 3, 32, 32), np.uint8)}, "transpose channels-first arrays first"),
         ({"train_images": np.zeros((6, 4, 5, 3), np.int64)}, "train_images is int64. Images must be uint8"),
         ({"test_images": np.zeros((3, 4, 4, 3), np.uint8)}, r"test_images are uint8 \[3, 4, 4\]"),
         ({"test_images": None}, "no array test_images"),

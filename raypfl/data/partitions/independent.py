@@ -45,9 +45,8 @@ class Pathological(Independent):
             )
         chosen = np.zeros(num_classes, np.int64)
         chosen[generator.choice(num_classes, self.classes_per_client, replace=False)] = 1
-        return chosen * (self.train_size // self.classes_per_client), chosen * (
-            self.test_size // self.classes_per_client
-        )
+        train, test = (size // self.classes_per_client for size in (self.train_size, self.test_size))
+        return chosen * train, chosen * test
 
 
 class Dirichlet(Independent):
@@ -96,9 +95,9 @@ class Practical(Independent):
 
         def counts(size: int) -> np.ndarray:
             major = whole(self.dominant_fraction * size)
-            return generator.multinomial(major, dominant / dominant.sum()) + generator.multinomial(
-                size - major, ~dominant / (~dominant).sum()
-            )
+            majority = generator.multinomial(major, dominant / dominant.sum())
+            minority = generator.multinomial(size - major, ~dominant / (~dominant).sum())
+            return majority + minority
 
         return counts(self.train_size), counts(self.test_size)
 

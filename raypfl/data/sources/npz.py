@@ -1,8 +1,8 @@
 """Any .npz file with MedMNIST's keys.
 
-train_images, test_images, [val_images]   uint8 (0..255) or float (as they are), [n, H, W] or [n, H, W,
-channels] train_labels, test_labels, [val_labels]   integers, [n] or [n, 1], classes 0, 1, 2, ... without gaps
-[label_names]                             one name a class; else the training labels say how many there are
+train_images, test_images, [val_images]  uint8 (0..255) or float (as they are), [n, H, W] or [n, H, W, C]
+train_labels, test_labels, [val_labels]  integers, [n] or [n, 1], classes 0, 1, 2, ... without gaps
+[label_names]                            one name a class; else the training labels say how many there are
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def _images(path: Path, key: str, images: np.ndarray) -> np.ndarray:
     if images.ndim != 4 or images.shape[3] > 4:
         raise DataError(
             f"{path}: {key} has shape {list(images.shape)}. Images must be [n, height, width] or "
-            "[n, height, width, channels] with 1 to 4 channels; transpose channels-first arrays before "
-            "saving."
+            "[n, height, width, channels] with 1 to 4 channels; transpose channels-first arrays first."
         )
     return np.moveaxis(images, 3, 1)
 

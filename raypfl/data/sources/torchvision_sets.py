@@ -19,7 +19,7 @@ _CLASSES = {
 }
 
 # torchvision publishes MD5s of the compressed files only and never checks the idx files that it reads.
-# These are the contents of exactly those archives.
+# These are of the official uncompressed files.
 _IDX_SHA256 = {
     "MNIST": {
         "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -1,0 +1,124 @@
+"""What a run would need, worked out and checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from rich.filesize import decimal
+
+from raypfl.data import Pool
+from raypfl.engine.dealing import deal, ids_of
+from raypfl.engine.host import ClientHost, Work
+from raypfl.engine.hub import Hub
+from raypfl.engine.messages import take
+from raypfl.engine.placement import Node, Placement, connected, place
+from raypfl.engine.world import World, pick_device, torch_threads
+from raypfl.errors import PlacementError
+
+FLOAT_BYTES = 4
+WORKING_ROWS = 8
+"""Rows a model in training takes: weights, gradient, two moments, and the copies of a step."""
+PROCESS_BYTES = 400 * 2**20
+"""A Python process with torch in it, before it holds any data."""
+
+
+def this_machine() -> Node:
+    """What Ray would find here."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Node(os.cpu_count() or 1, torch.cuda.device_count(), memory)
+
+
+def settle(world: World) -> tuple[Placement, list[Node]]:
+    """The placement, checked against the cluster that the run would use."""
+    engine = world.config.engine
+    if engine.name == "local":
+        return Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
+    address = engine.address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        nodes = [this_machine()]
+    else:
+        with connected(address) as found:
+            nodes = found
+    return place(world, nodes), nodes
+
+
+def describe(world: World, pool: Pool) -> str:
+    """Actors, memory, bytes and time, as text.
+
+    Bytes are the method's own messages of a first round, and the time is that of one client's first epoch,
+    so one client is trained for a moment.
+
+    Raises:
+        PlacementError: actors or memory do not fit, with the arithmetic.
+    """
+    placement, nodes = settle(world)
+    dealt = deal(world, placement.num_hosts)
+    config = world.config
+    device = pick_device(config)
+    with torch_threads(config.engine.threads):
+        net = world.network(device)
+        hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
+        opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+        up_bytes, epoch_seconds, samples = _try_one(world, pool, hub, work)
+    row = net.width * FLOAT_BYTES
+    one = hub.method.init_state(net, hub.clients.take(torch.tensor([0], device=device)))
+    state = sum(field.nbytes for field in one)
+    hosted = max(len(ids_of(world, blocks)) for blocks in dealt)
+    host_bytes = hosted * state + world.width * WORKING_ROWS * row
+    hub_bytes = sum(field.nbytes for field in hub.hub) + 2 * opening.participants * row
+    data_bytes = pool.x.nbytes + pool.y.nbytes
+    processes = 1 if config.engine.name == "local" else 2 + placement.num_hosts
+    total = placement.num_hosts * host_bytes + hub_bytes + data_bytes + processes * PROCESS_BYTES
+    _check_memory(total, nodes)
+    down_bytes = int(opening.traffic["bytes"].sum())
+    per_epoch = float(world.label_counts.sum(1).mean()) / samples * epoch_seconds
+    at_once = placement.num_hosts if config.engine.name == "ray" else 1
+    seconds = per_epoch * config.training.epochs * opening.participants / at_once
+    lines = {
+        "data": f"{pool.name}, {len(pool.y)} samples of {'x'.join(map(str, world.input_shape))}, "
+        f"{decimal(data_bytes)} a node",
+        "partition": f"{config.partition.name}, {world.num_clients} clients, {_range(world)} training samples each, "
+        f"{world.federation.fingerprint[:12]}",
+        "model": f"{config.model.name}, {net.num_weights:,} parameters, {decimal(row)} a row",
+        "participants": f"{opening.participants} a round, {config.rounds} rounds",
+        "engine": f"{config.engine.name}: {placement.request()}, on {device.type}",
+        "blocks": f"{len(world.blocks())} of {world.block} clients, {world.width} models a forward, "
+        f"{min(map(len, dealt))} to {max(map(len, dealt))} blocks a host",
+        "memory": f"{decimal(total)} in all: {decimal(host_bytes)} a host, {decimal(hub_bytes)} the server, "
+        f"{decimal(data_bytes)} data, {processes} processes",
+        "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.participants)} up",
+        "time": f"about {seconds:.2g} s of training a round, {seconds * config.rounds / 60:.2g} min in all",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int, float, int]:
+    """Bytes that a participant sends, seconds of its epoch, and its samples; nothing is kept."""
+    own = next(own for own in work if len(own.ids))
+    block = int(own.ids[0]) // world.block
+    once = world.config.training.model_copy(update={"epochs": 1})
+    trial = world._replace(config=world.config.model_copy(update={"training": once}), width=1)
+    host = ClientHost(trial, [block], pool.x, pool.y, hub.device)
+    first = take(own.down, torch.tensor([0], device=hub.device), hub.method.shared)
+    begin = time.perf_counter()
+    _, report = host.work(own._replace(ids=own.ids[:1], down=first))
+    samples = int(world.label_counts[int(own.ids[0])].sum())
+    return int(report.traffic["bytes"].sum()), time.perf_counter() - begin, samples
+
+
+def _range(world: World) -> str:
+    sizes = world.label_counts.sum(1)
+    return str(sizes.min()) if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+
+
+def _check_memory(total: float, nodes: list[Node]) -> None:
+    have = sum(node.memory_bytes for node in nodes)
+    if total > have > 0:
+        raise PlacementError(
+            f"the run needs about {decimal(int(total))} of memory, and the {len(nodes)} node(s) have "
+            f"{decimal(int(have))}. "
+            "Use fewer clients, a smaller model or more nodes."
+        )
