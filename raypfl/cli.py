@@ -89,6 +89,23 @@ def plan(config: Config, overrides: Overrides = None) -> None:
     typer.echo(experiment.plan(config, overrides or []))
 
 
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each contender.")] = 7,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs instead of the workload's.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few clients, one epoch: does it run?")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.parquet and bench.json.")] = None,
+) -> None:
+    """Time a round in turn with a plain PyTorch loop on all cores of this machine."""
+    from raypfl import bench
+    from raypfl.console import console_for
+
+    workloads = bench.chosen(names or [], epochs=epochs, quick=quick)
+    with console_for() as console:
+        bench.run(workloads, rounds, console=console, out=out)
+
+
 @app.command("list")
 def list_(topic: Annotated[Topic, typer.Argument(help="What to list.")]) -> None:
     """List what can stand under a `name` key, with one line on each."""

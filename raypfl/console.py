@@ -62,6 +62,33 @@ class Console:
         """Leave the screen as it was, also after an error."""
 
 
+class Both(Console):
+    """Two consoles that are told the same, such as a terminal and a log file."""
+
+    def __init__(self, first: Console, second: Console) -> None:
+        self._consoles = (first, second)
+
+    def begin(self, title: RunTitle) -> None:
+        """Tell both."""
+        for console in self._consoles:
+            console.begin(title)
+
+    def round(self, round: int, *, seconds: float, clients: int, accuracy: float | None) -> None:
+        """Tell both."""
+        for console in self._consoles:
+            console.round(round, seconds=seconds, clients=clients, accuracy=accuracy)
+
+    def note(self, text: str) -> None:
+        """Tell both."""
+        for console in self._consoles:
+            console.note(text)
+
+    def table(self, grid: Grid) -> None:
+        """Tell both."""
+        for console in self._consoles:
+            console.table(grid)
+
+
 def console_for(stream: TextIO | None = None) -> Console:
     """A live console if the stream (standard output, unless given) is a terminal, else a plain one."""
     stream = sys.stdout if stream is None else stream

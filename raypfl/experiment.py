@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
@@ -28,6 +29,9 @@ from raypfl.records.ranking import ranked_table, write_summary
 from raypfl.records.summary import summarise
 from raypfl.result import Result
 from raypfl.settings import ExperimentConfig, RunConfig
+
+if TYPE_CHECKING:
+    from raypfl.engine.ray import Crew
 
 EXPERIMENT = "experiment.yaml"
 """In the folder of several runs: the configuration of all of them."""
@@ -52,11 +56,16 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     top = RunFolder.create(settings.storage_path, settings.name or _name(settings))
     if len(runs) > 1:
         write_text(top.path / EXPERIMENT, to_yaml(settings))
-    with _Workshop(console or Console()) as workshop:
-        for number, (label, one) in enumerate(runs.items(), 1):
-            folder = top if len(runs) == 1 else RunFolder.create(top.path, label)
-            workshop.work(folder, one, label, number, len(runs))
-        return workshop.finish(top)
+    try:
+        with _Workshop(console or Console()) as workshop:
+            for number, (label, one) in enumerate(runs.items(), 1):
+                folder = top if len(runs) == 1 else RunFolder.create(top.path, label)
+                workshop.work(folder, one, label, number, len(runs))
+            return workshop.finish(top)
+    finally:
+        # A run that never began, for instance because its data are missing, leaves its name free.
+        with suppress(OSError):
+            top.path.rmdir()
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
@@ -108,6 +117,7 @@ class _Workshop:
         self._stack = ExitStack()
         self._pool: tuple[str, Pool] | None = None
         self._shared: tuple[str, object] | None = None
+        self._crew: Crew | None = None
 
     def __enter__(self) -> _Workshop:
         return self
@@ -139,8 +149,8 @@ class _Workshop:
         if manifest is not None:
             if manifest.partition != federation.fingerprint:
                 raise CheckpointError(
-                    f"{folder.path}: the data now give another partition ({federation.fingerprint[:12]}) than "
-                    f"the checkpoint's ({manifest.partition[:12]}). Restore the data files that the run began with."
+                    f"{folder.path}: the data now give the partition {federation.fingerprint[:12]}, the "
+                    f"checkpoint has {manifest.partition[:12]}. Restore the data files that the run began with."
                 )
             world = world._replace(block=manifest.block, width=manifest.width)
         self._describe(folder, world, pool)
@@ -167,8 +177,8 @@ class _Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    python -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
-            f"    raypfl plan configs/diversifed/fmnist_dirichlet.yaml\n"
-            f"    raypfl run configs/quickstart.yaml method.name=diversifed method.tau=0.9 partition.alpha=0.1"
+            "    raypfl plan configs/diversifed/fmnist_dirichlet.yaml\n"
+            "    raypfl run configs/quickstart.yaml method.name=diversifed method.tau=0.9 partition.alpha=0.1"
         )
         return Result(top.path)
 
@@ -202,14 +212,19 @@ class _Workshop:
             return LocalEngine(world, pool)
         # Only here, so that everything else works where Ray is not installed.
         from raypfl.engine.placement import connected, place
-        from raypfl.engine.ray import RayEngine, share
+        from raypfl.engine.ray import Crew, RayEngine, share
 
         if self._shared is None:
             self._nodes = self._stack.enter_context(connected(config.engine.address))
         placement = place(world, self._nodes)
         if self._shared is None or self._shared[0] != self._which_pool(config):
             self._shared = self._which_pool(config), share(pool)
-        return RayEngine(world, self._shared[1], placement)
+        if self._crew is not None and self._crew.placement != placement:
+            self._crew.close()
+            self._crew = None
+        if self._crew is None:
+            self._crew = self._stack.enter_context(closing(Crew(placement)))
+        return RayEngine(world, self._shared[1], self._crew)
 
 
 def _name(config: ExperimentConfig) -> str:

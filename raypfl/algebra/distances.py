@@ -33,7 +33,8 @@ def pairwise_distances(w_KP: Tensor) -> Tensor:
     """Euclidean distances between all rows: float64 `[K, K]`, symmetric with a zero diagonal."""
     gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
     for columns in column_blocks(w_KP.shape[1]):
-        part = w_KP[:, columns].double()
+        # A copy also of float64 rows: it is centred in place.
+        part = w_KP[:, columns].to(torch.float64, copy=True)
         part -= part.mean(0)
         gram_KK.addmm_(part, part.T)
     norms_K = gram_KK.diagonal()

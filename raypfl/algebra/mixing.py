@@ -24,7 +24,8 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
     for columns in column_blocks(w_KP.shape[1]):
-        part = w_KP[:, columns].double()
+        # A copy also of float64 rows: the result is built up in it.
+        part = w_KP[:, columns].to(torch.float64, copy=True)
         centred = part - part.mean(0)
         out_KP[:, columns] = part.addmm_(attraction_KK, centred).sub_(centred.mul_(total_K1))
     return out_KP

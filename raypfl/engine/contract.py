@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from raypfl.errors import RaypflError
 from raypfl.records.manifest import Part
 
 
-class HostsLost(Exception):
+class HostsLost(RaypflError):
     """Actors died in a round. Everything has to go back to the last checkpoint before it continues."""
 
 
@@ -24,6 +25,8 @@ class RoundReport(NamedTuple):
     server_seconds: float
     evaluation_seconds: float
     """Of the slowest host."""
+    work_seconds: float
+    """Training and evaluation, of the slowest host."""
 
 
 class Engine(Protocol):

@@ -1,7 +1,8 @@
-"""The round loop: rounds, records, checkpoints, lost hosts and interruptions. Knows no engine and no method."""
+"""The round loop: rounds, records, checkpoints, lost hosts, interruptions. Knows no engine and no method."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from raypfl.configuration import to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
 from raypfl.engine.world import World
-from raypfl.errors import DivergedError
+from raypfl.errors import DivergedError, PlacementError
 from raypfl.records import checkpoints
 from raypfl.records.folder import RunFolder
 from raypfl.records.manifest import Manifest
@@ -64,15 +65,22 @@ class Driver:
         """
         try:
             with _interruptions() as stop:
-                while not self._finished(stop):
-                    pass
+                finished = False
+                while not finished:
+                    finished = self._step(stop)
+                    if stop.is_set():
+                        self._console.note(
+                            f"Interrupted after round {self._round}. "
+                            f"Continue with: raypfl resume {self._folder.path}"
+                        )
+                        raise KeyboardInterrupt
         except DivergedError as error:
             raise DivergedError(f"{error} {self._last_good()}") from None
         finally:
             self._metrics.flush(force=True)
 
-    def _finished(self, stop: threading.Event) -> bool:
-        """One step: a round, or the evaluation after the last one."""
+    def _step(self, stop: threading.Event) -> bool:
+        """A round, or the evaluation after the last one; returns whether that was all."""
         try:
             if self._round == self._config.rounds:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
@@ -83,11 +91,6 @@ class Driver:
                 self._save()
         except HostsLost as loss:
             self._recover(loss)
-        if stop.is_set() and self._round < self._config.rounds:
-            self._console.note(
-                f"Interrupted after round {self._round}. Continue with: raypfl resume {self._folder.path}"
-            )
-            raise KeyboardInterrupt
         return False
 
     def _one_round(self) -> None:
@@ -138,15 +141,23 @@ class Driver:
 
     def _recover(self, loss: HostsLost) -> None:
         """Everything back to the last checkpoint: survivors have advanced, and would not match the replay."""
-        self._losses += 1
-        if self._losses > MAX_LOSSES:
-            raise loss
         checkpoint = checkpoints.latest(self._folder.checkpoints)
         back = 0 if checkpoint is None else checkpoints.read_manifest(checkpoint).round
+        where = f"in round {self._round + 1}"
+        self._losses += 1
+        if self._losses > MAX_LOSSES:
+            raise PlacementError(
+                f"actors were lost {self._losses} times since round {back}, the last time {where}: "
+                f"{_first_line(loss)} If memory is short, lower engine.num_actors, which changes "
+                f"no result. Continue with: raypfl resume {self._folder.path}"
+            )
         self._console.note(
-            f"An actor was lost in round {self._round + 1}; replaced, and back to round {back}. ({_first_line(loss)})"
+            f"An actor was lost {where}; replaced, and back to round {back}. ({_first_line(loss)})"
         )
-        self._engine.restore(checkpoint)
+        try:
+            self._engine.restore(checkpoint)
+        except HostsLost as another:
+            return self._recover(another)
         self._metrics.truncate(back)
         self._round = back
 
@@ -177,6 +188,8 @@ def _interruptions() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.set()
+        # Straight to the descriptor: a print that the signal came upon cannot be entered again.
+        os.write(2, b"Stopping after this round, with a checkpoint; Ctrl-C again stops at once.\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before: dict[Any, Any] = {

@@ -52,6 +52,8 @@ class Report(NamedTuple):
     traffic: dict[str, Any]
     """Messages that this host's clients sent, by column."""
     evaluation_seconds: float
+    seconds: float
+    """All of the host's work, evaluation included."""
 
 
 class Upload(NamedTuple):
@@ -107,6 +109,7 @@ class ClientHost:
             ClientError: code of the method or model raised at a client.
             DivergedError: a client's loss is not finite.
         """
+        start = time.perf_counter()
         uploads: list[Upload] = []
         records: list[dict[str, Any]] = []
         messages: list[Message] = []
@@ -136,7 +139,8 @@ class ClientHost:
                 evaluation_seconds += time.perf_counter() - begin
         # Only now, so that a client that fails leaves every row of the host as it was.
         self.state.update(trained)
-        return uploads, Report(records, columns_of(messages), evaluation_seconds)
+        seconds = time.perf_counter() - start
+        return uploads, Report(records, columns_of(messages), evaluation_seconds, seconds)
 
     def _train(
         self,
@@ -180,7 +184,8 @@ class ClientHost:
             bad = (~finite).cpu()
             shown = "" if losses is None else f" (training loss {losses.cpu()[bad].tolist()})"
             raise DivergedError(
-                f"round {round}: the model of client(s) {participants[bad].tolist()} is no longer finite{shown}. "
+                f"round {round}: the model of client(s) {participants[bad].tolist()} is no longer "
+                f"finite{shown}. "
                 "Lower training.optimizer.lr or the method's step sizes."
             )
 
@@ -194,7 +199,7 @@ class ClientHost:
         down: AnyRows,
         up: AnyRows | None,
     ) -> list[dict[str, Any]]:
-        """Records of the block's evaluated clients: participants as they are, others with shared fields only."""
+        """Records of the block's evaluated clients; those that are absent have the shared fields only."""
         ids = self.blocks[block]
         wanted = torch.isin(ids, self.world.evaluated(round))
         config = self.world.config.evaluation

@@ -39,14 +39,16 @@ class LocalEngine:
             opening.participants,
             opening.seconds + closing,
             sum(report.evaluation_seconds for report in reports),
+            sum(report.seconds for report in reports),
         )
 
     def evaluate(self, round: int) -> RoundReport:
         opening, work = self.hub.open(round + 1, train=False, evaluate_pre=True, evaluate_post=False)
         reports = [host.work(own)[1] for host, own in zip(self.hosts, work, strict=True)]
         records = [block for report in reports for block in report.clients]
-        seconds = sum(report.evaluation_seconds for report in reports)
-        return RoundReport(records, [], 0, opening.seconds, seconds)
+        evaluating = sum(report.evaluation_seconds for report in reports)
+        working = sum(report.seconds for report in reports)
+        return RoundReport(records, [], 0, opening.seconds, evaluating, working)
 
     def save(self, building: Path) -> Sequence[Part]:
         parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]

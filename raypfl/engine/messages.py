@@ -20,8 +20,7 @@ RowsT = TypeVar("RowsT", bound=tuple[Any, ...])
 
 def encode(message: RowsT) -> RowsT:
     """The message with arrays in place of tensors, each of exactly its own bytes."""
-    arrays = (np.ascontiguousarray(field.detach().cpu().numpy()) for field in message)
-    return type(message)(*(array if array.base is None else array.copy() for array in arrays))
+    return type(message)(*(np.ascontiguousarray(field.detach().cpu().numpy()) for field in message))
 
 
 def decode(message: RowsT, device: torch.device) -> RowsT:
@@ -38,8 +37,8 @@ def take(message: RowsT, rows: Tensor, shared: frozenset[str] = frozenset()) -> 
 
 
 def put(message: RowsT, rows: Tensor, new: RowsT) -> RowsT:
-    """The message with some rows replaced, all fields."""
-    if len(rows) == len(message[0] if message else rows):
+    """The message with some rows replaced, all fields; nothing is copied where all are, in order."""
+    if not message or torch.equal(rows, torch.arange(len(message[0]), device=rows.device)):
         return new
     return type(message)(*(field.index_copy(0, rows, part) for field, part in zip(message, new, strict=True)))
 

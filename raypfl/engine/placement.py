@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raypfl.engine.world import World
 from raypfl.errors import PlacementError
+
+KNOCK_SECONDS = 10.0
+"""How long the head of a cluster may take to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Placement:
         return f"{self.num_hosts} client hosts with {host} each, and a server with {server}"
 
 
-def place(world: World, nodes: list[Node]) -> Placement:
+def place(world: World, nodes: Sequence[Node]) -> Placement:
     """Settle the number of hosts and check that all actors fit.
 
     `engine.num_actors` or `engine.clients_per_actor` if given; else one host a GPU share where hosts ask for
@@ -51,63 +55,77 @@ def place(world: World, nodes: list[Node]) -> Placement:
         PlacementError: with the arithmetic of what does not fit.
     """
     engine, wanted = world.config.engine, world.config.resources
-    room = sum(_hosts_on(node, wanted.num_cpus_per_actor, wanted.num_gpus_per_actor) for node in nodes)
-    blocks = math.ceil(world.num_clients / world.block)
-    if engine.num_actors is not None:
-        num_hosts = engine.num_actors
-    elif engine.clients_per_actor is not None:
-        num_hosts = math.ceil(world.num_clients / engine.clients_per_actor)
-    else:
-        num_hosts = max(1, min(room, blocks))
-    placement = Placement(
-        num_hosts,
+    one = Placement(
+        1,
         wanted.num_cpus_per_actor,
         wanted.num_gpus_per_actor,
         wanted.num_cpus_server,
         wanted.num_gpus_server,
     )
-    if not _fits(placement, nodes):
+    room = _room(one, nodes)
+    if engine.num_actors is not None:
+        num_hosts = engine.num_actors
+    elif engine.clients_per_actor is not None:
+        num_hosts = math.ceil(world.num_clients / engine.clients_per_actor)
+    else:
+        cores = sum(node.cpus for node in nodes)
+        blocks = math.ceil(world.num_clients / world.block)
+        num_hosts = max(1, int(min(cores if math.isinf(room) else room, blocks)))
+    placement = replace(one, num_hosts=num_hosts)
+    if num_hosts > room:
         raise PlacementError(
-            f"the run asks for {placement.request()}. {_arithmetic(placement, nodes)} Lower engine.num_actors, "
-            "resources.num_cpus_per_actor or resources.num_gpus_per_actor, or add nodes."
+            f"the run asks for {placement.request()}. {_arithmetic(placement, nodes)} Lower "
+            "engine.num_actors, resources.num_cpus_per_actor or resources.num_gpus_per_actor, or add nodes."
         )
     return placement
 
 
-def _fits(placement: Placement, nodes: list[Node]) -> bool:
-    """Whether some node has room for the server and all nodes together for the hosts."""
-    total = [_hosts_on(node, placement.host_cpus, placement.host_gpus) for node in nodes]
-    for number, node in enumerate(nodes):
-        left = Node(node.cpus - placement.server_cpus, node.gpus - placement.server_gpus, node.memory_bytes)
-        if left.cpus < 0 or left.gpus < 0:
-            continue
-        beside = _hosts_on(left, placement.host_cpus, placement.host_gpus)
-        if sum(total) - total[number] + beside >= placement.num_hosts:
-            return True
-    return False
+def _room(ask: Placement, nodes: Sequence[Node]) -> float:
+    """Hosts that fit all nodes, the server where it leaves most room; 0 if it fits nowhere."""
+    alone = [_hosts_on(node, ask) for node in nodes]
+    return max(
+        (
+            sum(alone[:number]) + _hosts_on(node, ask, beside_server=True) + sum(alone[number + 1 :])
+            for number, node in enumerate(nodes)
+            if node.cpus >= ask.server_cpus and node.gpus >= ask.server_gpus
+        ),
+        default=0,
+    )
 
 
-def _hosts_on(node: Node, cpus: float, gpus: float) -> int:
-    """Hosts that fit a node. Shares of a GPU do not add up over GPUs: floor(1 / share) on each."""
-    by_cpu = math.inf if cpus == 0 else math.floor(node.cpus / cpus + 1e-9)
-    if gpus == 0:
-        by_gpu = math.inf
-    elif gpus < 1:
-        by_gpu = math.floor(node.gpus + 1e-9) * math.floor(1 / gpus + 1e-9)
-    else:
-        by_gpu = math.floor(node.gpus / gpus + 1e-9)
-    least = min(by_cpu, by_gpu)
-    return int(node.cpus) or 1 if math.isinf(least) else int(least)
+def _hosts_on(node: Node, ask: Placement, *, beside_server: bool = False) -> float:
+    """Hosts that fit a node; infinitely many if they ask for nothing.
+
+    Shares of a GPU do not add up over GPUs: floor(1 / share) fit each, and floor(rest / share) the one that
+    the server has a share of.
+    """
+    cpus = node.cpus - (ask.server_cpus if beside_server else 0)
+    gpus = node.gpus - (ask.server_gpus if beside_server else 0)
+    by_cpu = math.inf if ask.host_cpus == 0 else _floor(cpus / ask.host_cpus)
+    if ask.host_gpus == 0:
+        return by_cpu
+    whole = _floor(gpus)
+    if ask.host_gpus >= 1:
+        return min(by_cpu, _floor(whole / ask.host_gpus))
+    return min(by_cpu, whole * _floor(1 / ask.host_gpus) + _floor((gpus - whole) / ask.host_gpus))
 
 
-def _arithmetic(placement: Placement, nodes: list[Node]) -> str:
-    parts = []
-    for node in nodes:
-        fit = _hosts_on(node, placement.host_cpus, placement.host_gpus)
-        parts.append(f"a node with {_resources(node.cpus, node.gpus)} has room for {fit} hosts")
+def _floor(quotient: float) -> int:
+    # 1 / (1 / 93) is 92.99999999999999 in binary, and means 93.
+    return math.floor(quotient + 1e-9)
+
+
+def _arithmetic(placement: Placement, nodes: Sequence[Node]) -> str:
     share = placement.host_gpus
-    rule = f" (floor(1 / {share:g}) = {math.floor(1 / share + 1e-9)} a GPU)" if 0 < share < 1 else ""
-    return f"But {'; '.join(parts)}{rule}."
+    rule = f" (floor(1 / {share:g}) = {_floor(1 / share)} a GPU)" if 0 < share < 1 else ""
+    parts = [
+        f"a node with {_resources(node.cpus, node.gpus)} has room for {_hosts_on(node, placement):g} of them"
+        for node in nodes
+    ]
+    server = ""
+    if placement.server_cpus or placement.server_gpus:
+        server = f", and beside the server there is room for {_room(placement, nodes):g}"
+    return f"But {'; '.join(parts)}{rule}{server}."
 
 
 def _resources(cpus: float, gpus: float) -> str:
@@ -119,6 +137,9 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     """A Ray cluster: the one at `address` or RAY_ADDRESS, one this process is connected to, or a local one.
 
     Only a local cluster that was started here is shut down again.
+
+    Raises:
+        PlacementError: no cluster answers at `address`.
     """
     import ray
 
@@ -130,6 +151,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     if address is None:
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "address": "local"}
     else:
+        _knock(address)
         options |= {"address": address}
     ray.init(**options)
     try:
@@ -138,8 +160,22 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         ray.shutdown()
 
 
+def _knock(address: str) -> None:
+    """Fail at once where nobody answers: Ray itself tries for more than two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+    except OSError as error:
+        raise PlacementError(
+            f"no Ray cluster answers at {address} ({error}). Check engine.address and RAY_ADDRESS; without "
+            "them a cluster is started on this machine."
+        ) from None
+
+
 def _nodes() -> list[Node]:
     import ray
 
-    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return [Node(has.get("CPU", 0), has.get("GPU", 0), has.get("memory", 0)) for has in found]

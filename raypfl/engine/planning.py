@@ -79,8 +79,8 @@ def describe(world: World, pool: Pool) -> str:
     lines = {
         "data": f"{pool.name}, {len(pool.y)} samples of {'x'.join(map(str, world.input_shape))}, "
         f"{decimal(data_bytes)} a node",
-        "partition": f"{config.partition.name}, {world.num_clients} clients, {_range(world)} training samples each, "
-        f"{world.federation.fingerprint[:12]}",
+        "partition": f"{config.partition.name}, {world.num_clients} clients, "
+        f"{_range(world)} training samples each, {world.federation.fingerprint[:12]}",
         "model": f"{config.model.name}, {net.num_weights:,} parameters, {decimal(row)} a row",
         "participants": f"{opening.participants} a round, {config.rounds} rounds",
         "engine": f"{config.engine.name}: {placement.request()}, on {device.type}",
@@ -103,8 +103,10 @@ def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int,
     trial = world._replace(config=world.config.model_copy(update={"training": once}), width=1)
     host = ClientHost(trial, [block], pool.x, pool.y, hub.device)
     first = take(own.down, torch.tensor([0], device=hub.device), hub.method.shared)
+    one = own._replace(ids=own.ids[:1], down=first)
+    host.work(one)
     begin = time.perf_counter()
-    _, report = host.work(own._replace(ids=own.ids[:1], down=first))
+    _, report = host.work(one)
     samples = int(world.label_counts[int(own.ids[0])].sum())
     return int(report.traffic["bytes"].sum()), time.perf_counter() - begin, samples
 

@@ -8,10 +8,9 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -20,24 +19,31 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from raypfl.data import Pool
-from raypfl.engine import hub as hub_module
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost, Upload, Work
+from raypfl.engine.hub import Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.placement import Placement
 from raypfl.engine.world import World, pick_device
 from raypfl.errors import PlacementError, RaypflError
 from raypfl.records.manifest import Part
 
+Actor: TypeAlias = "ActorHandle[Any]"
+
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
 
 
 class _Host:
-    """A client host as an actor."""
+    """A client host as an actor; serves one run after another."""
 
-    def __init__(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray) -> None:
+    host: ClientHost
+
+    def begin(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray) -> None:
+        """Become a host of this run, at the state before its first round."""
+        # The rows of the run before go first: those of two runs may not fit.
+        vars(self).pop("host", None)
         torch.set_num_threads(world.config.engine.threads)
         self.device = pick_device(world.config)
         self.host = ClientHost(world, blocks, x, y, self.device)
@@ -57,12 +63,16 @@ class _Host:
 
 
 class _Hub:
-    """The hub as an actor."""
+    """The hub as an actor; serves one run after another."""
 
-    def __init__(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
+    hub: Hub
+
+    def begin(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
+        """Become the hub of this run, at the state before its first round."""
+        vars(self).pop("hub", None)
         torch.set_num_threads(world.config.engine.threads)
         self.device = pick_device(world.config)
-        self.hub = hub_module.Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
+        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
 
     def open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> tuple[Any, ...]:
         opening, work = self.hub.open(
@@ -85,117 +95,142 @@ class _Hub:
         return os.getpid()
 
 
-class RayEngine:
-    """Runs a world on a Ray cluster that is already connected (`connected`)."""
+class Crew:
+    """The actors of a placement. They outlive a run: starting them (a process, torch) takes seconds."""
 
-    def __init__(self, world: World, pool: Any, placement: Placement) -> None:
-        """Start the actors.
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self._hub: Actor | None = None
+        self._hosts: list[Actor | None] = [None] * placement.num_hosts
 
-        Args:
-            world: the run.
-            pool: references to the data set's inputs and labels in the object store (`share`).
-            placement: how many hosts, and what each asks for; checked against the cluster before.
+    @property
+    def hub(self) -> Actor:
+        """The hub; only after `complete`."""
+        assert self._hub is not None
+        return self._hub
+
+    @property
+    def hosts(self) -> list[Actor]:
+        """The hosts, in the order of what is dealt to them; only after `complete`."""
+        return [host for host in self._hosts if host is not None]
+
+    def complete(self) -> None:
+        """Start the actors that are not alive, and wait until every one answers.
+
+        Raises:
+            PlacementError: some do not start. `close` ends the others.
         """
-        self._world, self._pool, self._placement = world, pool, placement
-        self._dealt = deal(world, placement.num_hosts)
-        self._hub: ActorHandle | None = None
-        self._hosts: list[ActorHandle | None] = [None] * placement.num_hosts
-        self._start_missing()
-
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
-        with _losses_noticed():
-            opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
-            done = [
-                host.work.options(num_returns=2).remote(own)
-                for host, own in zip(self._hosts, work, strict=True)  # type: ignore[union-attr]
-            ]
-            closing = self._hub.close.remote(*(uploads for uploads, _ in done))  # type: ignore[union-attr]
-            # Hosts first: an error of a client is the one to show, not its echo at the hub.
-            reports = ray.get([report for _, report in done])
-            opened, closing_seconds = ray.get([opening, closing])
-        return RoundReport(
-            [block for report in reports for block in report.clients],
-            [opened.traffic, *(report.traffic for report in reports)],
-            opened.participants,
-            opened.seconds + closing_seconds,
-            max(report.evaluation_seconds for report in reports),
-        )
-
-    def evaluate(self, round: int) -> RoundReport:
-        with _losses_noticed():
-            opening, *work = self._open(round + 1, False, True, False)
-            done = [
-                host.work.options(num_returns=2).remote(own)[1]
-                for host, own in zip(self._hosts, work, strict=True)  # type: ignore[union-attr]
-            ]
-            opened, *reports = ray.get([opening, *done])
-        records = [block for report in reports for block in report.clients]
-        seconds = max(report.evaluation_seconds for report in reports)
-        return RoundReport(records, [], 0, opened.seconds, seconds)
-
-    def save(self, building: Path) -> Sequence[Part]:
-        with _losses_noticed():
-            parts = [
-                host.save.remote(building.absolute(), f"state-{number:03d}")  # type: ignore[union-attr]
-                for number, host in enumerate(self._hosts)
-            ]
-            saved: list[Part] = ray.get([self._hub.save.remote(building.absolute()), *parts])  # type: ignore[union-attr]
-        return saved
-
-    def restore(self, checkpoint: Path | None) -> None:
-        self._start_missing()
-        where = None if checkpoint is None else checkpoint.absolute()
-        with _losses_noticed():
-            ray.get([actor.restore.remote(where) for actor in self._actors()])
-
-    def close(self) -> None:
-        for actor in self._actors():
-            ray.kill(actor)
+        placement = self.placement
+        if self._hub is None or not _alive(self._hub):
+            self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus)
+        for number, host in enumerate(self._hosts):
+            if host is None or not _alive(host):
+                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
+        waiting = [actor.ready.remote() for actor in self._actors()]
+        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
+        if late:
+            raise PlacementError(
+                f"{len(late)} of {len(waiting)} actors did not start within {START_SECONDS:g} s. The run "
+                f"asks for {placement.request()}; free are {_free()}. Another job may hold the "
+                "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
+            )
+        try:
+            ray.get(ready)
+        except RayActorError as error:
+            raise PlacementError(f"an actor died while it started: {error}") from None
 
     def processes(self) -> dict[str, int]:
         """Process ids of the actors by name, for those who watch or kill them."""
         names = ["hub", *(f"host-{number}" for number in range(len(self._hosts)))]
         return dict(zip(names, ray.get([actor.ready.remote() for actor in self._actors()]), strict=True))
 
+    def close(self) -> None:
+        """End all actors."""
+        for actor in self._actors():
+            ray.kill(actor)
+        self._hub, self._hosts = None, [None] * len(self._hosts)
+
+    def _actors(self) -> list[Actor]:
+        return [actor for actor in (self._hub, *self._hosts) if actor is not None]
+
+
+class RayEngine:
+    """Runs a world on a Ray cluster that is already connected (`connected`)."""
+
+    def __init__(self, world: World, pool: Any, crew: Crew) -> None:
+        """Give the actors their parts of this run.
+
+        Args:
+            world: the run.
+            pool: references to the data set's inputs and labels in the object store (`share`).
+            crew: actors that no other run uses now; whoever made it closes it.
+        """
+        self._world, self._pool, self._crew = world, pool, crew
+        self._dealt = deal(world, crew.placement.num_hosts)
+        self._begin()
+
+    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+        opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
+        done = [
+            host.work.options(num_returns=2).remote(own)
+            for host, own in zip(self._crew.hosts, work, strict=True)
+        ]
+        uploads = [own for own, _ in done]
+        closing = self._crew.hub.close.remote(*uploads)
+        # Hosts first: an error of a client is the one to show, not its echo at the hub.
+        *reports, opened, closing_seconds = _results(
+            [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
+        )
+        return RoundReport(
+            [block for report in reports for block in report.clients],
+            [opened.traffic, *(report.traffic for report in reports)],
+            opened.participants,
+            opened.seconds + closing_seconds,
+            max(report.evaluation_seconds for report in reports),
+            max(report.seconds for report in reports),
+        )
+
+    def evaluate(self, round: int) -> RoundReport:
+        opening, *work = self._open(round + 1, False, True, False)
+        done = [
+            host.work.options(num_returns=2).remote(own)
+            for host, own in zip(self._crew.hosts, work, strict=True)
+        ]
+        *reports, opened = _results(
+            [*(report for _, report in done), opening], unread=[*work, *(uploads for uploads, _ in done)]
+        )
+        records = [block for report in reports for block in report.clients]
+        evaluating = max(report.evaluation_seconds for report in reports)
+        working = max(report.seconds for report in reports)
+        return RoundReport(records, [], 0, opened.seconds, evaluating, working)
+
+    def save(self, building: Path) -> Sequence[Part]:
+        where = building.absolute()
+        hosts = enumerate(self._crew.hosts)
+        parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
+        return _results([self._crew.hub.save.remote(where), *parts])
+
+    def restore(self, checkpoint: Path | None) -> None:
+        self._begin()
+        if checkpoint is not None:
+            actors = (self._crew.hub, *self._crew.hosts)
+            _results([actor.restore.remote(checkpoint.absolute()) for actor in actors])
+
+    def close(self) -> None:
+        """The actors belong to the crew, and wait for its next run."""
+
+    def _begin(self) -> None:
+        self._crew.complete()
+        begun = [self._crew.hub.begin.remote(self._world, self._dealt)]
+        for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
+            begun.append(host.begin.remote(self._world, blocks, *self._pool))
+        _results(begun)
+
     def _open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> list[Any]:
-        assert self._hub is not None
-        refs: list[Any] = self._hub.open.options(num_returns=1 + len(self._hosts)).remote(
+        refs: list[Any] = self._crew.hub.open.options(num_returns=1 + len(self._dealt)).remote(
             round, train, evaluate_pre, evaluate_post
         )
         return refs
-
-    def _actors(self) -> list[ActorHandle]:
-        return [actor for actor in (self._hub, *self._hosts) if actor is not None]
-
-    def _start_missing(self) -> None:
-        """Start the actors that are not alive, and wait until every one is ready."""
-        placement = self._placement
-        self._hub, *self._hosts = (
-            actor if actor is not None and _alive(actor) else None for actor in (self._hub, *self._hosts)
-        )
-        common = {"max_restarts": 0, "max_task_retries": 0}
-        if self._hub is None:
-            hub = ray.remote(_Hub).options(
-                num_cpus=placement.server_cpus, num_gpus=placement.server_gpus, **common
-            )
-            self._hub = hub.remote(self._world, self._dealt)
-        x, y = self._pool
-        for number, blocks in enumerate(self._dealt):
-            if self._hosts[number] is None:
-                host = ray.remote(_Host).options(
-                    num_cpus=placement.host_cpus, num_gpus=placement.host_gpus, **common
-                )
-                self._hosts[number] = host.remote(self._world, blocks, x, y)
-        waiting = [actor.ready.remote() for actor in self._actors()]
-        with _losses_noticed():
-            ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
-            if late:
-                self.close()
-                raise PlacementError(
-                    f"{len(late)} of {len(waiting)} actors did not start within {START_SECONDS:g} s: "
-                    f"{placement.request()}. Free resources: {ray.available_resources()}. Another job may hold them."
-                )
-            ray.get(ready)
 
 
 def share(pool: Pool) -> tuple[Any, Any]:
@@ -203,7 +238,18 @@ def share(pool: Pool) -> tuple[Any, Any]:
     return ray.put(pool.x), ray.put(pool.y)
 
 
-def _alive(actor: ActorHandle) -> bool:
+def _start(kind: type, cpus: float, gpus: float) -> Actor:
+    remote: Any = ray.remote(kind)
+    actor: Actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+    return actor
+
+
+def _free() -> str:
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
+
+
+def _alive(actor: Actor) -> bool:
     try:
         ray.get(actor.ready.remote())
     except RayActorError:
@@ -211,16 +257,32 @@ def _alive(actor: ActorHandle) -> bool:
     return True
 
 
-@contextmanager
-def _losses_noticed() -> Iterator[None]:
-    """Tell lost actors from errors that a person can act on."""
+def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
+    """What calls returned, or the first error among them in that order.
+
+    Args:
+        calls: references.
+        unread: references that came with them and are not for the driver.
+
+    Raises:
+        HostsLost: an actor died. Every other error is the one that was raised there.
+    """
     try:
-        yield
+        results: list[Any] = ray.get(list(calls))
+        return results
     except RayTaskError as error:
-        if isinstance(error.cause, RaypflError):
-            raise error.cause from None
+        _claim([*calls, *unread])
         if isinstance(error.cause, RayActorError):
             raise HostsLost(str(error.cause)) from None
+        if isinstance(error.cause, RaypflError):
+            raise error.cause from None
         raise
     except RayActorError as error:
+        _claim([*calls, *unread])
         raise HostsLost(str(error)) from None
+
+
+def _claim(calls: Sequence[Any]) -> None:
+    """Ask for results that nobody waits for: Ray prints every error that nobody has asked for."""
+    for call in calls:
+        call.future()

@@ -93,20 +93,26 @@ class World(NamedTuple):
 def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     """Settle what `auto` leaves open: block and width, by rules that look at no host and no clock."""
     input_shape = pool.x.shape[1:]
-    device = pick_device(config)
-    module = make_module(config, input_shape, pool.num_classes)
-    width, block = config.engine.width, config.engine.block
-    if width == "auto":
-        convolutional = any(isinstance(part, _ConvNd) for part in module.modules())
-        width = WIDTH_ON_GPU if device.type == "cuda" else 1 if convolutional else WIDTH_ON_CPU
-    if block == "auto":
-        participation = config.participation.participants(federation.num_clients) / federation.num_clients
-        block = ceil(width / participation)
-        if config.engine.clients_per_actor is not None:
-            block = min(block, config.engine.clients_per_actor)
-    block = min(block, federation.num_clients)
+    width = _width(config, make_module(config, input_shape, pool.num_classes))
+    block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
     return World(config, federation, input_shape, pool.num_classes, counts, block, min(width, block))
+
+
+def _width(config: RunConfig, module: nn.Module) -> int:
+    if config.engine.width != "auto":
+        return config.engine.width
+    if pick_device(config).type == "cuda":
+        return WIDTH_ON_GPU
+    return 1 if any(isinstance(part, _ConvNd) for part in module.modules()) else WIDTH_ON_CPU
+
+
+def _block(config: RunConfig, width: int, num_clients: int) -> int:
+    """As many clients as give `width` participants on average."""
+    if config.engine.block != "auto":
+        return config.engine.block
+    block = ceil(width * num_clients / config.participation.participants(num_clients))
+    return min(block, config.engine.clients_per_actor or block)
 
 
 def make_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

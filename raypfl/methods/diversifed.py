@@ -58,7 +58,7 @@ class Config(StrictModel):
 
 
 class DiversiFed(Anchored[Config]):
-    """w_i <- argmin F_i(w) + lam/(2 eta) ||w - w~_i||^2, W~ = C W with coefficients that fall with distance."""
+    """w_i <- argmin F_i(w) + lam/(2 eta) ||w - w~_i||^2, W~ = C W with c falling with distance."""
 
     Config = Config
     summary = "DiversiFed: pull similar and push dissimilar models"
@@ -92,23 +92,24 @@ def attraction(distance_KK: Tensor, config: Config, eta: float) -> Tensor:
         return torch.zeros_like(distance_KK)
     squared = config.distance == "squared"
     measure_KK = distance_KK.square() if squared else distance_KK
-    logits_KK = config.tau * measure_KK / _scale(measure_KK, config.distance_scale)
+    nearest = 1e-6 * distance_KK.max() + 1e-12
+    coincide_KK = distance_KK <= nearest
+    logits_KK = config.tau * measure_KK / _scale(measure_KK[~coincide_KK], config.distance_scale)
     p_KK = logits_KK.fill_diagonal_(-torch.inf).softmax(1)
     mean_pull = 1.0 if config.form == "net" else config.tau
     force_KK = mean_pull / others - config.tau * p_KK
     if config.coupling == "joint":
         force_KK = force_KK + force_KK.T
-    nearest = 1e-6 * distance_KK.max() + 1e-12
     slope_KK = torch.full_like(distance_KK, 2.0) if squared else 1.0 / distance_KK.clamp_min(nearest)
     a_KK = eta * force_KK * slope_KK * (others if config.reduction == "sum" else 1)
-    a_KK = a_KK.masked_fill(distance_KK <= nearest, 0.0)
+    a_KK = a_KK.masked_fill(coincide_KK, 0.0)
     if config.max_pull is not None:
         a_KK = a_KK * (config.max_pull / a_KK.sum(1).max().clamp_min(config.max_pull))
     return a_KK
 
 
-def _scale(measure_KK: Tensor, kind: str) -> Tensor | float:
+def _scale(measures: Tensor, kind: str) -> Tensor | float:
+    """A typical one of these measures; those of coincident models are left out, they could make it zero."""
     if kind == "none":
         return 1.0
-    off_diagonal = measure_KK[~torch.eye(len(measure_KK), dtype=torch.bool, device=measure_KK.device)]
-    return off_diagonal.median() if kind == "median" else off_diagonal.square().mean().sqrt()
+    return measures.median() if kind == "median" else measures.square().mean().sqrt()

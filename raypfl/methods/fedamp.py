@@ -4,7 +4,8 @@ Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learn
 2021. Minimises `sum_i F_i(w_i) + lam sum_{i<j} (1 - exp(-||w_i - w_j||^2 / sigma))` by the same alternation
 as DiversiFed, with attraction only. `attention: heuristic` is the paper's HeurFedAMP for deep networks.
 
-The factor 2 of the exact derivative is absorbed in alpha. Two choices are not in the paper: the row sums of
+As in the paper, the weights leave out the factor 2 of the exact derivative, so that a fixed point solves the
+objective with lam / 2 in place of lam, whatever alpha is. Two choices are not in the paper: the row sums of
 the exact weights can be capped (`max_pull`; with models closer than sigma they exceed 1 by far), and the
 decay of alpha stops where lam / alpha reaches 1, before models freeze.
 """
@@ -49,7 +50,7 @@ class Config(StrictModel):
 
 
 class FedAMP(Anchored[Config]):
-    """u_i = sum_j c_ij w_j with c falling with distance; w_i <- argmin F_i(w) + lam/(2 alpha) ||w - u_i||^2."""
+    """w_i <- argmin F_i(w) + lam/(2 alpha) ||w - u_i||^2, U = C W with c falling with distance."""
 
     Config = Config
     summary = "FedAMP: similar models attract each other"
@@ -79,7 +80,7 @@ class FedAMP(Anchored[Config]):
 def exact_attraction(
     distance_SS: Tensor, alpha: float, sigma: float, max_pull: float | None = None
 ) -> Tensor:
-    """`a_ij = alpha/sigma exp(-d_ij^2 / sigma)`, zero on the diagonal: float64 `[S, S]`, symmetric if not capped."""
+    """`a_ij = alpha/sigma exp(-d_ij^2 / sigma)`, zero on the diagonal; symmetric if not capped."""
     a_SS = (alpha / sigma * torch.exp(-distance_SS.square() / sigma)).fill_diagonal_(0.0)
     if max_pull is None:
         return a_SS

@@ -1,4 +1,4 @@
-"""The one-lambda study in DiversiFed's introduction (its Eq. 1): one weight pulls everybody or pushes everybody.
+"""The one-lambda study in DiversiFed's introduction (its Eq. 1): one weight pulls or pushes everybody.
 
     L_i = F_i(w_i) + lam mean_{j != i} ||w_i - w_j||          (or the squared distance)
 

@@ -1,4 +1,4 @@
-"""What methods share in which clients keep a model of their own and the server sees the latest upload of each.
+"""What methods share in which clients keep models of their own and the server their latest uploads.
 
 The server works on the uploads of this round's participants. A client's model changes only when the client
 trains, and it uploads right after; so the rows the server kept are the models that the participants of the

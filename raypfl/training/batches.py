@@ -147,6 +147,12 @@ def steps_of(schedule: Schedule, data: Samples, *, pad: bool) -> Iterator[Batch]
                 yield _gather(data, index[rows, step, :length], rows, sizes[group])
 
 
+def padding(data: Samples, num_clients: int) -> Batch:
+    """A batch of clients none of whom has a sample."""
+    nothing = torch.zeros(num_clients, 1, dtype=torch.int64, device=data.x.device)
+    return _gather(data, nothing, slice(0, num_clients), np.zeros(num_clients, np.int64))
+
+
 def _gather(data: Samples, index_kB: Tensor, rows: slice | Tensor, sizes: np.ndarray) -> Batch:
     num, length = index_kB.shape
     flat = index_kB.reshape(-1)

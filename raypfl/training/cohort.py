@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError
 from raypfl.rng import key, torch_seeded
-from raypfl.training.batches import Batch, Samples, gather, in_order, shuffled, steps_of, together
+from raypfl.training.batches import Batch, Samples, gather, in_order, padding, shuffled, steps_of, together
 from raypfl.training.config import Optimizer, TrainingConfig
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import Moments
@@ -121,11 +121,11 @@ class Cohort:
             optimizer: the configuration's if absent; both follow the configured decay over rounds.
             columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
                 parameters enter as data.
-            pull: `(rho, anchor)` adds `rho / 2 ||w - anchor||^2` over the trained columns through its gradient
+            pull: `(rho, anchor)` adds `rho / 2 ||w - anchor||^2` over the trained columns by its gradient
                 `rho (w - anchor)`; the anchor is `[K, trained columns]`, or `[1, ...]` shared.
             moments: the optimizer's memory of an earlier round; fresh if absent.
-            on_gradient: called with the gradient rows `[k, P]` and the batch before the step; may change them.
-            after_step: called with the trained rows `[k, P]` and the batch after the step; may change them.
+            on_gradient: called with the gradient rows `[k, P]` and the batch before a step; may change them.
+            after_step: called with the trained rows `[k, P]` and the batch after a step; may change them.
             purpose: name of the shuffles' keys.
         """
         net = self.net
@@ -217,7 +217,9 @@ class Cohort:
                     total = value.new_zeros(len(chunk), *value.shape[1:])
                 total[rows] += value
             if total is None:
-                raise ValueError(f"no client of {chunk.ids.tolist()} has {split} samples")
+                # Nobody has samples: a batch of padding tells what shape the zeros have.
+                value = measure(self.net.bind(w), padding(chunk.data.pool, len(chunk)))
+                total = torch.zeros_like(value, dtype=torch.float64)
             return (total,)
 
         with torch.no_grad():

@@ -298,11 +298,12 @@ def _buffer_slots(module: nn.Module) -> list[Slot]:
 
 def _refuse_unbindable(module: nn.Module) -> None:
     seen: dict[int, str] = {}
-    for path, part in module.named_modules():
+    for path, part in module.named_modules(remove_duplicate=False):
         if isinstance(part, _NormBase) and part.track_running_stats and not getattr(part, "rows_safe", False):
             raise ShapeError(
-                f"module {path!r} is a {type(part).__name__}, whose running statistics are silently lost when "
-                "several models run at once. Use raypfl.models.BatchNorm2d (or BatchNorm1d), or group norm."
+                f"module {path!r} is a {type(part).__name__}, whose running statistics are lost silently "
+                "when several models run at once. Use raypfl.models.BatchNorm2d (or BatchNorm1d), or group "
+                "norm."
             )
         for name, tensor in part._parameters.items():
             if tensor is None:

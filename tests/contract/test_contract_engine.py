@@ -1,0 +1,159 @@
+"""What every method promises when engines run it: the same bits wherever its clients live."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from harness import NETS, SIZES, Net, Simulation, Toy, Trace, same, toy, trace, world
+from method_table import TABLE, Row
+
+from raypfl.configuration import to_dict
+from raypfl.engine.local import LocalEngine
+from raypfl.records import checkpoints
+from raypfl.records.manifest import Manifest
+
+N = len(SIZES)
+
+each_method = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+conv_of_fewest = pytest.mark.parametrize(
+    "net", [NETS["mlp"], NETS["conv with local statistics"]], ids=["mlp", "conv"]
+)
+
+
+@pytest.fixture(scope="module")
+def federation() -> Toy:
+    return toy()
+
+
+def engine_of(row: Row, federation: Toy, net: Net = NETS["mlp"], **settings: object) -> LocalEngine:
+    fraction = {"participation": {"fraction": 0.67}}
+    return LocalEngine(*world(row, federation, net, **{**fraction, **settings}))
+
+
+def layout(hosts: int, *, block: int, width: int) -> dict[str, object]:
+    return {"engine": {"num_actors": hosts, "block": block, "width": width}}
+
+
+def commit(engine: LocalEngine, folder: Path, round: int) -> Path:
+    parts = engine.save(building := checkpoints.begin(folder, round))
+    config = to_dict(engine.hub.world.config)
+    manifest = Manifest(round=round, config=config, block=2, width=2, threads=1, partition="toy")
+    return checkpoints.commit(building, manifest, parts)
+
+
+@conv_of_fewest
+@each_method
+def test_blocks_of_any_size_give_the_same_bits_at_width_one(row, net, federation):
+    """Among the clients are three whose last batch has one sample, where alignment of a row decides bits."""
+    traces = [
+        trace(engine_of(row, federation, net, **layout(1, block=block, width=1)), (1, 2))
+        for block in (1, 3, N)
+    ]
+    assert same(traces[0], traces[1]) and same(traces[0], traces[2])
+
+
+@conv_of_fewest
+@each_method
+def test_one_two_and_three_hosts_give_the_same_bits(row, net, federation):
+    traces = [
+        trace(engine_of(row, federation, net, **layout(hosts, block=2, width=2)), (1, 2))
+        for hosts in (1, 2, 3)
+    ]
+    assert same(traces[0], traces[1]) and same(traces[0], traces[2])
+
+
+@conv_of_fewest
+@each_method
+def test_resumed_on_other_hosts_continues_to_the_same_bits(row, net, federation, tmp_path):
+    undisturbed = engine_of(row, federation, net, **layout(2, block=2, width=2))
+    trace(undisturbed, (1, 2))
+    expected = trace(undisturbed, (3, 4))
+
+    interrupted = engine_of(row, federation, net, **layout(2, block=2, width=2))
+    trace(interrupted, (1, 2))
+    checkpoint = commit(interrupted, tmp_path, 2)
+    trace(interrupted, (3,))
+
+    resumed = engine_of(row, federation, net, **layout(3, block=2, width=2))
+    resumed.restore(checkpoint)
+    assert same(trace(resumed, (3, 4)), expected)
+    interrupted.restore(checkpoint)
+    assert same(trace(interrupted, (3, 4)), expected)
+
+
+@each_method
+def test_restored_to_the_start_is_the_start(row, federation):
+    engine = engine_of(row, federation)
+    first = trace(engine, (1, 2))
+    engine.restore(None)
+    assert same(trace(engine, (1, 2)), first)
+
+
+@each_method
+def test_engine_runs_the_contract(row, federation):
+    """The engine in float32 against the bare contract in float64, all clients taking part."""
+    engine = engine_of(row, federation, participation={"fraction": 1.0})
+    found = trace(engine, (1, 2))
+    expected = Simulation(row, NETS["mlp"].float64(), federation).run(2)
+    for fields, reference in ((found.state, expected.state), (found.hub, expected.hub)):
+        for field, exact in zip(fields, reference, strict=True):
+            torch.testing.assert_close(field.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@each_method
+@pytest.mark.parametrize("fraction, participants", [(0.1, 1), (0.5, 5), (1.0, 10)])
+def test_any_share_of_clients_may_take_part(row, fraction, participants):
+    clients = toy((*SIZES, 2, 6, 3, 1))
+    engine = engine_of(row, clients, participation={"fraction": fraction})
+    found = trace(engine, (1, 2))
+    trained = {key: figures for key, figures in found.records.items() if key[4] == "train"}
+    assert Counter(round for round, *_ in trained) == {1: participants, 2: participants}
+    # Everybody is evaluated, those who are absent with what they have.
+    for round, point in [(0, "pre"), (1, "post"), (1, "pre"), (2, "post")]:
+        evaluated = [
+            figures
+            for (at, _, when, model, split), figures in found.records.items()
+            if (at, when, model, split) == (round, point, "personalised", "test")
+        ]
+        assert len(evaluated) == 10
+        assert all(
+            0 <= accuracy <= 1 and loss > 0 and samples == 2 for accuracy, loss, samples, _ in evaluated
+        )
+        taking_part = sum(participant for *_, participant in evaluated)
+        assert taking_part == participants
+
+
+@each_method
+def test_ledger_has_the_payload_of_the_table(row, federation):
+    engine = engine_of(row, federation, participation={"fraction": 0.5})
+    found = trace(engine, (1,))
+    participants = {client for (_, client, _, _, split) in found.records if split == "train"}
+    assert len(participants) == N // 2
+    sent = Counter()
+    for src, dst, _, values, size in found.messages:
+        assert size == 4 * values
+        assert {src, dst} - {-1} <= participants
+        sent["up" if dst == -1 else "down"] += values
+    payload = {"up": row.up(engine.hub.net, N // 2), "down": row.down(engine.hub.net, N // 2)}
+    assert sent == {way: values * (N // 2) for way, values in payload.items() if values}
+
+
+@each_method
+def test_data_set_is_not_written(row, federation):
+    prepared, pool = world(row, federation, NETS["conv"])
+    digest = hashlib.sha256(pool.x.tobytes() + pool.y.tobytes()).digest()
+    trace(LocalEngine(prepared, pool), (1,))
+    assert hashlib.sha256(pool.x.tobytes() + pool.y.tobytes()).digest() == digest
+
+
+def test_traces_that_differ_are_told_apart(federation):
+    """The comparison itself: other rounds are no match."""
+    one = trace(engine_of(TABLE[0], federation), (1,))
+    other = trace(engine_of(TABLE[0], federation), (1, 2))
+    assert same(one, Trace(*one)) and not same(one, other)
+    assert not same(one, one._replace(records=other.records))
+    assert not same(one, one._replace(state=other.state))

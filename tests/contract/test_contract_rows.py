@@ -1,0 +1,207 @@
+"""What every method promises, tested on the bare contract in float64; `method_table.py` has the methods."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from harness import FULL_BATCH, NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
+from method_table import TABLE
+
+from raypfl.engine.messages import encode, take
+from raypfl.methods import METHODS
+from raypfl.methods.contract import SERVER
+
+N = len(SIZES)
+SOME = (0, ONE_SAMPLE, 4)
+AWAY = [client for client in range(N) if client not in SOME]
+SHUFFLED = (3, 0, 5, 1, 4, 2)
+
+each_method = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+each_net = pytest.mark.parametrize("net", NETS.values(), ids=NETS)
+two_nets = pytest.mark.parametrize("net", [NETS["mlp"], NETS["conv"]], ids=["mlp", "conv"])
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return toy()
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_every_method_has_a_row():
+    assert {row.options.name for row in TABLE} == set(METHODS)
+    assert not [name for name, count in Counter(row.name for row in TABLE).items() if count > 1]
+
+
+@each_net
+@each_method
+def test_one_client_at_a_time_equals_all_at_once(row, net, federation):
+    together, alone = (
+        Simulation(row, net.float64(), federation, together=together).run(3) for together in (True, False)
+    )
+    for one, other in zip((*together.state, *together.hub), (*alone.state, *alone.hub), strict=True):
+        close(one, other, row.tolerance)
+
+
+@each_method
+def test_order_of_participants_does_not_matter(row, federation):
+    net = NETS["conv"].float64()
+    ascending = Simulation(row, net, federation).run(3)
+    shuffled = Simulation(row, net, federation).run(3, order=SHUFFLED)
+    for one, other in zip((*ascending.state, *ascending.hub), (*shuffled.state, *shuffled.hub), strict=True):
+        close(one, other, row.tolerance)
+
+
+@two_nets
+@each_method
+def test_relabelling_clients_relabels_results(row, net, federation):
+    named = Simulation(row, net.float64(), federation, training=FULL_BATCH).run(3)
+    renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED), training=FULL_BATCH).run(3)
+    close(renamed.models(), named.models()[list(SHUFFLED)], row.tolerance)
+
+
+@two_nets
+@each_method
+def test_rows_of_absent_clients_do_not_move(row, net, federation):
+    run = Simulation(row, net.float64(), federation).run(2)
+    before, hub = run.state, run.hub
+    run.round(SOME)
+    for kept, field in zip(before, run.state, strict=True):
+        assert torch.equal(field[AWAY], kept[AWAY])
+    for name, kept, field in zip(hub._fields, hub, run.hub, strict=True):
+        if len(kept) == N and name not in row.moving:
+            assert torch.equal(field[AWAY], kept[AWAY])
+
+
+@each_net
+@each_method
+def test_nothing_that_is_received_is_modified(row, net, federation):
+    run = Simulation(row, net.float64(), federation)
+    run.method = guard = Guard(run.method, run.data.pool)
+    for ids in (None, SOME, (ONE_SAMPLE,)):
+        plan, down, up = run.round(ids)
+        own = take(run.state, plan.ids)
+        guard.personalised(run.net, own, down)
+        guard.personalised(run.net, own, down, up)
+        guard.global_model(run.net, run.state, run.shared_download())
+        guard.sent_down(run.net, plan, down)
+        guard.sent_up(run.net, plan.ids, up)
+        run.models()
+    called = "plan download local_update personalised absent global_model aggregate sent_down sent_up"
+    assert guard.checked >= set(called.split())
+
+
+@each_net
+@each_method
+@pytest.mark.parametrize("ids", [SOME, (ONE_SAMPLE,), None], ids=["some", "one", "all"])
+def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federation):
+    run = Simulation(row, net.float64(), federation).run(1)
+    plan, down, up = run.round(ids)
+    participants = plan.ids.tolist()
+    sent = {
+        "down": [(message.dst, message) for message in run.method.sent_down(run.net, plan, down)],
+        "up": [(message.src, message) for message in run.method.sent_up(run.net, plan.ids, up)],
+    }
+    for direction, payload in {"down": row.down, "up": row.up}.items():
+        values, size = Counter(), Counter()
+        for client, message in sent[direction]:
+            values[client] += message.values
+            size[client] += message.bytes
+            assert SERVER in (message.src, message.dst) and message.values > 0
+        expected = payload(run.net, len(participants))
+        assert [values[client] for client in participants] == [expected] * len(participants)
+        assert set(values) <= set(participants)
+        assert [size[client] for client in participants] == [expected * run.net.dtype.itemsize] * len(
+            participants
+        )
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.sent_as_stored], ids=lambda row: row.name)
+def test_messages_cross_borders_at_their_declared_size(row, federation):
+    """To within 1 % and 300 bytes a field: a view of a larger tensor would bring all of it along."""
+    run = Simulation(row, Net(partial(mlp, hidden=500)).float64(), federation)
+    plan, down, up = run.round()
+    for place, client in enumerate(plan.ids.tolist()):
+        here = torch.tensor([place])
+        declared_down = [m.bytes for m in run.method.sent_down(run.net, plan, down) if m.dst == client]
+        declared_up = [m.bytes for m in run.method.sent_up(run.net, plan.ids[here], take(up, here))]
+        for message, declared in (
+            (take(down, here, run.method.shared), declared_down),
+            (take(up, here), declared_up),
+        ):
+            found = len(pickle.dumps(encode(message), protocol=5))
+            assert abs(found - sum(declared)) <= 0.01 * sum(declared) + 300 * max(len(declared), 1)
+
+
+@each_method
+@pytest.mark.parametrize("client", [0, ONE_SAMPLE], ids=["several samples", "one sample"])
+def test_one_participant(row, client, federation):
+    run = Simulation(row, NETS["conv"].float64(), federation)
+    start = run.models()
+    run.run(2, ids=[client])
+    assert run.models().isfinite().all()
+    assert (run.models()[client] - start[client])[run.net.weights].abs().max() > 1e-3
+
+
+@each_method
+def test_client_with_one_sample_trains_beside_the_others(row, federation):
+    run = Simulation(row, NETS["conv"].float64(), federation)
+    here = torch.tensor([ONE_SAMPLE])
+    before = run.models()[here]
+    _, down, up = run.round()
+    received = take(down, here, run.method.shared)
+    after = run.method.personalised(run.net, take(run.state, here), received, take(up, here))
+    assert after.isfinite().all()
+    assert (after - before)[:, run.net.weights].abs().max() > 1e-3
+
+
+@each_method
+def test_training_lowers_the_loss(row, federation):
+    run = Simulation(row, NETS["mlp"].float64(), federation)
+    start = run.loss()
+    run.run(8)
+    assert run.loss() < 0.5 * start
+
+
+@two_nets
+@each_method
+def test_absent_client_uses_its_own_last_model_or_the_newest_shared_one(row, net, federation):
+    run = Simulation(row, net.float64(), federation)
+    _, down, up = run.round()
+    trained = run.method.personalised(run.net, run.state, down, up)
+    before = run.models()
+    run.round(SOME)
+    now = run.models()
+    if row.away == "own":
+        assert torch.equal(now[AWAY], trained[AWAY])
+        return
+    assert torch.equal(now, run.method.global_model(run.net, run.state, run.shared_download()))
+    assert (now[:, run.net.shared] == now[:1, run.net.shared]).all()
+    assert (now != before)[:, run.net.weights].any(1).all()
+
+
+@each_method
+def test_data_reach_others_only_where_the_method_collaborates(row, federation):
+    """A collaboration whose term has no gradient would be local training under another name."""
+    net = NETS["mlp"].float64()
+    one, other = (
+        Simulation(row, net, data).run(3).models() for data in (federation, federation.with_other_data(0))
+    )
+    assert (one != other).any(1).tolist() == [True] + [row.collaborates] * (N - 1)
+
+
+@each_method
+def test_client_that_never_takes_part_reaches_nobody(row, federation):
+    net = NETS["mlp"].float64()
+    participants = range(1, N)
+    one, other = (
+        Simulation(row, net, data).run(3, ids=participants).models()
+        for data in (federation, federation.with_other_data(0))
+    )
+    assert torch.equal(one, other)

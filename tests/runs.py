@@ -1,0 +1,139 @@
+"""Small whole runs for tests, and what it means that two of them are the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import stumbling
+import torch
+import yaml
+
+from raypfl import data
+from raypfl.configuration import expand, load, to_yaml
+from raypfl.console import Console
+from raypfl.data import Pool
+from raypfl.engine.contract import Engine
+from raypfl.engine.driver import Driver
+from raypfl.engine.world import World, make_world
+from raypfl.methods import METHODS
+from raypfl.records import checkpoints
+from raypfl.records.files import write_text
+from raypfl.records.folder import RunFolder
+from raypfl.records.metrics import Metrics
+from raypfl.result import Result
+
+NUM_CLIENTS = 4
+STEPS_A_ROUND = 8
+"""Training steps of all clients: 4 clients with 2 batches each."""
+
+CONFIG: Mapping[str, Any] = {
+    "rounds": 6,
+    "seed": 3,
+    "method": {"name": "fedamp"},
+    "data": {"name": "digits"},
+    "partition": {
+        "name": "dirichlet",
+        "num_clients": NUM_CLIENTS,
+        "alpha": 1.0,
+        "train_size": 20,
+        "test_size": 10,
+        "when_short": "replace",
+    },
+    "model": {"name": "stumbling:Net", "head": "head"},
+    "training": {"epochs": 1, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    "engine": {"block": 1, "width": 1},
+    "checkpoint": {"every": 2},
+}
+"""A block a client, so that up to 4 hosts can share them."""
+
+STOPPING = "Stopping after this round, with a checkpoint; Ctrl-C again stops at once.\n"
+
+IN_ROUND_4 = 3 * STEPS_A_ROUND + 3
+"""Training steps after which a run is in the middle of round 4, two rounds after its checkpoint."""
+
+
+def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
+    """What engines are made of."""
+    (config,) = expand(load({**CONFIG, "method": {"name": method}}, overrides)).values()
+    pool = data.load(config.data, config.seed)
+    return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
+
+
+def drive(world: World, engine: Engine, path: Path, console: Console | None = None) -> Path:
+    """A run from its first round to its last on an engine at hand; its folder."""
+    folder = RunFolder.create(path.parent, path.name)
+    write_text(folder.config, to_yaml(world.config))
+    name, reported = world.config.method.name, METHODS[world.config.method.name].reported
+    metrics = Metrics(folder.metrics, method=name, seed=world.config.seed, reported=reported)
+    Driver(world, engine, folder, metrics, console or Console(), done=0, reported=reported).run()
+    return folder.path
+
+
+@contextmanager
+def begun(tmp_path: Path, *overrides: str, after: int) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
+    """`raypfl run` in a process of its own that blocks after so many training steps; process, run, claim."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(CONFIG)))
+    stumbling.ask(tmp_path, "block", after)
+    command = [sys.executable, "-c", "from raypfl.cli import main; main()", "run", "config.yaml", "name=run"]
+    process = subprocess.Popen(
+        [*command, f"storage_path={tmp_path}", *overrides],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent), stumbling.VARIABLE: str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, tmp_path / "run", stumbling.claimed(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
+    """The round of the last checkpoint, and every tensor in it by name."""
+    folder = checkpoints.latest(run / "checkpoints")
+    assert folder is not None
+    hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
+    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), METHODS[method].state_type)
+    named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
+    named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}
+    return checkpoints.read_manifest(folder).round, named
+
+
+def assert_same_run(left: Path, right: Path, method: str = "fedamp") -> None:
+    """Records of clients and rounds (but for seconds), messages and final tensors, bit for bit."""
+    for table in ("clients", "rounds", "traffic"):
+        frames = [getattr(Result(path), table)() for path in (left, right)]
+        kept = [name for name in frames[0].columns if name != "run" and not name.endswith("_seconds")]
+        if table == "traffic":  # hosts append their clients' messages one after another
+            frames = [frame.sort_values(kept, ignore_index=True) for frame in frames]
+        pd.testing.assert_frame_equal(frames[0][kept], frames[1][kept], check_exact=True, obj=table)
+    (round_left, state_left), (round_right, state_right) = last_state(left, method), last_state(right, method)
+    assert round_left == round_right
+    assert state_left.keys() == state_right.keys()
+    for name, tensor in state_left.items():
+        assert torch.equal(tensor, state_right[name]), name
+
+
+def wait_until_ended(pid: int, seconds: float = 30.0) -> None:
+    """Until a process is gone, or waits for a parent that may never come to read its status."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if status.rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"process {pid} is still there after {seconds} s")

@@ -1,0 +1,413 @@
+"""Local training of K clients against plain PyTorch loops, and what hooks, passes and errors see."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_torch import HEADS, SIZES, Nested, conv, draws, mlp, network, to_module, train
+from torch import Tensor, nn
+
+from raypfl.errors import ClientError
+from raypfl.training import (
+    SGD,
+    Adam,
+    AdamW,
+    Batch,
+    Network,
+    Rows,
+    TrainingConfig,
+    cross_entropy,
+    cross_entropy_per_sample,
+)
+from raypfl.training import cohort as cohort_module
+
+K = len(SIZES)
+LR = 0.1
+
+OPTIMIZERS = {
+    "sgd": (SGD(lr=LR), lambda p: torch.optim.SGD(p, LR)),
+    "momentum": (
+        SGD(lr=LR, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        SGD(lr=LR, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, nesterov=True),
+    ),
+    "adam": (Adam(lr=LR, weight_decay=0.01), lambda p: torch.optim.Adam(p, LR, weight_decay=0.01)),
+    "adamw": (AdamW(lr=LR), lambda p: torch.optim.AdamW(p, LR)),
+}
+each_optimizer = pytest.mark.parametrize("ours, theirs", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def plain_norm(build):
+    """The same module with torch's own batch normalisation."""
+    return conv(nn.BatchNorm2d) if build is conv else build()
+
+
+def close(got: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("width", [1, 3, K])
+@pytest.mark.parametrize("build", HEADS)
+@each_optimizer
+def test_fit_equals_a_plain_loop(cohort, data, build, ours, theirs, width):
+    """Uneven clients, one with one sample; with batch normalisation, clients are grouped by batch length."""
+    net = network(build)
+    w = draws(net)
+    fitted = cohort(net, optimizer=ours, width=width).fit(w, cross_entropy)
+    training = TrainingConfig(epochs=2, batch_size=3)
+    for client in range(K):
+        module = plain_norm(build)
+        expected = train(w[client], module, HEADS[build], theirs, data=data, client=client, training=training)
+        close(fitted.w[client], expected)
+    # Batches of 3: 5, 1, 7 and 4 samples make 2, 1, 3 and 2 steps an epoch.
+    assert fitted.moments.steps.tolist() == [4, 2, 6, 4]
+
+
+@pytest.mark.parametrize("build", [mlp, conv, Nested])
+@pytest.mark.parametrize("piece", ["head", "extractor"])
+def test_training_one_piece_equals_a_plain_loop_over_its_parameters(cohort, data, build, piece):
+    net, head = network(build), HEADS[build]
+    w = draws(net)
+    seen = []
+    fitted = cohort(net, optimizer=OPTIMIZERS["adam"][0]).fit(
+        w, cross_entropy, columns=getattr(net, piece), on_gradient=lambda g, batch: seen.append(g.shape[1])
+    )
+    for client in range(K):
+        expected = train(
+            w[client],
+            plain_norm(build),
+            head,
+            OPTIMIZERS["adam"][1],
+            data=data,
+            client=client,
+            training=TrainingConfig(epochs=2, batch_size=3),
+            trained=lambda name: name.startswith(head) == (piece == "head"),
+        )
+        close(fitted.w[client], expected)
+    other = net.extractor if piece == "head" else net.head
+    assert torch.equal(fitted.w[:, other], w[:, other])
+    columns = getattr(net, piece)
+    assert set(seen) == {columns.stop - columns.start}
+
+
+def test_what_is_passed_in_is_not_written(cohort):
+    net = network(conv)
+    w, momentum = draws(net), SGD(momentum=0.9)
+    moments = momentum.moments(w[:, net.weights])
+    kept = w.clone(), *(field.clone() for field in moments)
+    cohort(net, optimizer=momentum, width=1).fit(w, cross_entropy, moments=moments)
+    cohort(net, optimizer=momentum, width=K).fit(w, cross_entropy, moments=moments)
+    assert all(map(torch.equal, (w, *moments), kept))
+
+
+@pytest.mark.parametrize("width", [1, K])
+def test_pull_is_the_gradient_of_the_proximal_term(cohort, data, width):
+    net, rho = network(mlp), 0.7
+    w = draws(net)
+    anchor = w.flip(0)
+
+    def proximal(m, batch, anchor):
+        return cross_entropy(m, batch) + rho / 2 * (m.w - anchor).square().sum(1)
+
+    own = anchor[:, net.weights]
+    clients = cohort(net, width=width)
+    pulled = clients.fit(w, cross_entropy, pull=(rho, own)).w
+    close(pulled, clients.fit(w, proximal, own).w)
+    for client in range(K):
+        expected = train(
+            w[client],
+            mlp(),
+            "head",
+            OPTIMIZERS["sgd"][1],
+            data=data,
+            client=client,
+            training=TrainingConfig(epochs=2, batch_size=3),
+            pull=(rho, anchor[client]),
+        )
+        close(pulled[client], expected)
+    shared = clients.fit(w, cross_entropy, pull=(rho, own[:1])).w
+    close(shared, clients.fit(w, cross_entropy, pull=(rho, own[:1].repeat(K, 1))).w)
+
+
+def test_reported_losses_leave_the_pull_out(cohort):
+    net = network(mlp)
+    w = draws(net)
+    free, pulled = cohort(net, epochs=1, batch_size=100), cohort(net, epochs=1, batch_size=100)
+    free.fit(w, cross_entropy)
+    pulled.fit(w, cross_entropy, pull=(5.0, w[:, net.weights] + 1))
+    close(pulled.losses, free.losses)
+
+
+def test_losses_are_means_over_samples(cohort, data):
+    net = network(mlp)
+    w = draws(net)
+    clients = cohort(net, optimizer=SGD(lr=1e-12))
+    assert clients.losses is None
+    clients.fit(w, cross_entropy)
+    for client, own in enumerate(data.train):
+        rows = torch.from_numpy(own)
+        logits = to_module(w[client], mlp(), "head")(data.pool.x[rows])
+        close(clients.losses[client], F.cross_entropy(logits, data.pool.y[rows]).detach(), 1e-9)
+
+
+@each_optimizer
+def test_moments_kept_over_two_fits_equal_one_long_run(cohort, ours, theirs):
+    # With all samples in one batch, shuffles do not matter.
+    net = network(mlp)
+    w = draws(net)
+    clients = cohort(net, batch_size=100, optimizer=ours)
+    long = clients.fit(w, cross_entropy, epochs=5)
+    half = clients.fit(w, cross_entropy, epochs=2)
+    close(clients.fit(half.w, cross_entropy, epochs=3, moments=half.moments).w, long.w)
+    if long.moments.first.numel():
+        forgetful = clients.fit(half.w, cross_entropy, epochs=3).w
+        assert (forgetful - long.w).abs().max() > 1e-3
+
+
+class Watched:
+    """`cross_entropy` that keeps the extra rows of the batch at work, to tell hooks whose rows they see."""
+
+    def __call__(self, m: Rows, batch: Batch, own: Tensor) -> Tensor:
+        self.own = own
+        return cross_entropy(m, batch)
+
+
+@pytest.mark.parametrize("build", [mlp, conv])
+@each_optimizer
+def test_client_that_is_done_stands_still_bit_for_bit(cohort, build, ours, theirs):
+    """Others have up to four steps more; a zero gradient would let momentum move it."""
+    net, watched = network(build), Watched()
+    last: dict[int, Tensor] = {}
+
+    def remember(w, batch):
+        last.update(zip(watched.own.tolist(), w.clone(), strict=True))
+
+    fitted = cohort(net, optimizer=ours).fit(draws(net), watched, torch.arange(K), after_step=remember)
+    for client in range(K):
+        assert torch.equal(fitted.w[client, net.weights], last[client])
+
+
+def test_moments_of_a_client_that_is_done_stand_still_bit_for_bit(cohort):
+    net = network(mlp)
+    gradients = {}
+
+    def remember(g, batch):
+        if len(g) == K:
+            # All four clients are at work in the first step alone; the last row has no other.
+            gradients.setdefault("first", g[-1].clone())
+
+    momentum = SGD(lr=LR, momentum=0.9)
+    w = draws(net)
+    fitted = cohort(net, epochs=1, optimizer=momentum).fit(w, cross_entropy, on_gradient=remember)
+    one_sample = SIZES.index(1)
+    assert torch.equal(fitted.moments.first[one_sample], gradients["first"])
+    moved = torch.sub(w[one_sample, net.weights], gradients["first"], alpha=LR)
+    assert torch.equal(fitted.w[one_sample, net.weights], moved)
+    assert fitted.moments.steps.tolist() == [2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("width", [1, 2, K])
+@pytest.mark.parametrize("build", [mlp, conv])
+def test_hooks_see_and_change_their_own_rows(cohort, build, width):
+    """Each client's gradient is scaled, and its first weight pinned, by a number of its own."""
+    net, watched = network(build), Watched()
+    w, clients = draws(net), cohort(net, width=width)
+    numbers = torch.arange(1.0, K + 1, dtype=torch.float64)[:, None]
+
+    def scale(g, batch):
+        assert len(g) == len(batch.x)
+        g.mul_(watched.own)
+
+    def pin(w, batch):
+        w[:, :1] = watched.own
+
+    scaled = clients.fit(w, lambda m, batch, own: cross_entropy(m, batch) * own[:, 0], numbers).w
+    close(clients.fit(w, watched, numbers, on_gradient=scale).w, scaled)
+    assert torch.equal(clients.fit(w, watched, numbers, after_step=pin).w[:, :1], numbers)
+
+
+@pytest.mark.parametrize("width", [1, 3, K])
+def test_extra_rows_reach_the_objective_as_own_or_shared(cohort, width):
+    """The objective's only minimum is the client's own target plus a shared one."""
+    net = network(mlp)
+    own = torch.arange(1.0, K + 1, dtype=torch.float64)[:, None]
+    shared = torch.full((1, 1), 100.0, dtype=torch.float64)
+
+    def objective(m, batch, own, shared):
+        return (m.w - own - shared).square().sum(1) / 2
+
+    fitted = cohort(net, width=width, epochs=1, optimizer=SGD(lr=1.0)).fit(draws(net), objective, own, shared)
+    close(fitted.w[:, net.weights], (own + 100.0).expand(-1, net.num_weights))
+
+
+def test_gradient_of_a_client_moves_that_client_alone(cohort):
+    net = network(mlp)
+    w = draws(net)
+    only_second = torch.tensor([[0.0], [1.0], [0.0], [0.0]], dtype=torch.float64)
+    fitted = cohort(net).fit(w, lambda m, batch, on: cross_entropy(m, batch) * on[:, 0], only_second).w
+    assert [torch.equal(before, after) for before, after in zip(w, fitted, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_learning_rate_decays_over_rounds(cohort):
+    net = network(mlp)
+    w = draws(net)
+
+    def moved(round):
+        clients = cohort(net, round=round, epochs=1, batch_size=100, lr_decay=0.5)
+        return clients.fit(w, cross_entropy).w - w
+
+    close(moved(3), moved(1) / 4)
+
+
+def test_shuffles_depend_on_round_and_purpose(cohort):
+    net = network(mlp)
+    w = draws(net)
+    results = [
+        cohort(net, round=round).fit(w, cross_entropy, purpose=purpose).w
+        for round, purpose in [(1, "batches"), (1, "batches"), (2, "batches"), (1, "inner")]
+    ]
+    assert [torch.equal(results[0], other) for other in results] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("width", [1, 2, K])
+def test_run_returns_rows_in_the_order_of_the_cohort(cohort, width):
+    clients = cohort(network(mlp), ids=(2, 0, 3, 1), width=width)
+    marks = torch.tensor([20.0, 0.0, 30.0, 10.0])
+    shared = torch.tensor([[7.0]])
+    chunks = []
+
+    def work(chunk, marks, shared):
+        chunks.append(len(chunk))
+        assert [10.0 * client for client in chunk.ids.tolist()] == marks.tolist()
+        assert chunk.sizes.tolist() == [SIZES[client] for client in chunk.ids.tolist()]
+        return marks + shared[0], chunk.sizes
+
+    out, sizes = clients.run(work, marks, shared)
+    assert out.tolist() == [27.0, 7.0, 37.0, 17.0]
+    assert sizes.tolist() == [7, 5, 4, 1]
+    assert sum(chunks) == K and max(chunks) == width
+
+
+def test_sizes_and_label_counts(cohort, data):
+    clients = cohort(network(mlp))
+    assert clients.sizes.tolist() == list(SIZES)
+    labels = [[data.pool.y[row].item() for row in own] for own in data.train]
+    assert clients.label_counts.tolist() == [[own.count(label) for label in range(3)] for own in labels]
+
+
+@pytest.mark.parametrize("build", [mlp, conv])
+@pytest.mark.parametrize("width", [1, K])
+@pytest.mark.parametrize("pass_batch", [2, 1000])
+def test_pass_over_sums_one_pass_in_evaluation_mode(cohort, data, build, width, pass_batch, monkeypatch):
+    monkeypatch.setattr(cohort_module, "PASS_BATCH", pass_batch)
+    net = network(build)
+    w = draws(net)
+    kept = w.clone()
+
+    def outcome(m, batch):
+        per_sample = cross_entropy_per_sample(m(batch.x), batch.y)
+        return torch.stack([batch.sum(per_sample), batch.sizes], 1)
+
+    sums = cohort(net, width=width).pass_over(w, outcome)
+    assert sums[:, 1].tolist() == list(SIZES)
+    for client, own in enumerate(data.train):
+        rows = torch.from_numpy(own)
+        logits = to_module(w[client], plain_norm(build), "head").eval()(data.pool.x[rows])
+        close(sums[client, 0], F.cross_entropy(logits, data.pool.y[rows], reduction="sum").detach())
+    assert torch.equal(w, kept)
+
+
+@pytest.mark.parametrize("width", [1, K])
+def test_pass_over_a_split_counts_zero_where_there_are_no_samples(cohort, width):
+    net = network(conv)
+    clients = cohort(net, width=width)
+
+    def samples(m, batch):
+        return batch.sum(m(batch.x).square().sum(2)) * 0 + batch.sizes
+
+    assert clients.pass_over(draws(net), samples, split="validation").tolist() == [2.0, 0.0, 1.0, 0.0]
+    assert clients.pass_over(draws(net), samples, split="test").tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("width", [1, K])
+def test_each_gives_every_model_in_evaluation_mode(cohort, data, width):
+    net = network(conv)
+    w = draws(net)
+    x = data.pool.x[:2]
+    features = cohort(net, width=width).each(w, lambda m: m.features(x.expand(len(m.w), *x.shape)))
+    for client in range(K):
+        close(features[client], to_module(w[client], conv(), "head").eval()[:-1](x).detach())
+
+
+def test_failure_names_clients_and_round_with_one_traceback(cohort):
+    net = network(mlp)
+
+    def objective(m, batch):
+        if batch.sizes.max() == 1:
+            raise ZeroDivisionError("the client with one sample")
+        return cross_entropy(m, batch)
+
+    with pytest.raises(ClientError, match=r"client\(s\) \[1\] failed in round 4") as caught:
+        cohort(net, round=4, width=1, epochs=1, batch_size=100).fit(draws(net), objective)
+    text = str(caught.value)
+    assert text.count("Traceback (most recent call last)") == 1
+    assert text.count("ZeroDivisionError: the client with one sample") == 1
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_errors_for_the_user_pass_as_they_are(cohort):
+    def objective(m, batch):
+        raise ClientError("said already")
+
+    with pytest.raises(ClientError, match="^said already$"):
+        cohort(network(mlp)).fit(draws(network(mlp)), objective)
+
+
+def with_dropout() -> nn.Module:
+    layers = [
+        ("flatten", nn.Flatten()),
+        ("fc", nn.Linear(16, 8)),
+        ("drop", nn.Dropout(0.5)),
+        ("head", nn.Linear(8, 3)),
+    ]
+    return nn.Sequential(OrderedDict(layers))
+
+
+@pytest.mark.parametrize("width", [1, K])
+def test_dropout_is_seeded_by_its_key(cohort, width):
+    net = Network(with_dropout, "head", dtype=torch.float64)
+    w = net.draw(0).repeat(K, 1)
+
+    def fitted(round):
+        return cohort(net, round=round, batch_size=100, width=width).fit(w, cross_entropy).w
+
+    state = torch.get_rng_state()
+    first = fitted(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(5)
+    assert torch.equal(fitted(1), first)
+    assert not torch.equal(fitted(2), first)
+
+
+def test_dropout_draws_differ_between_clients(cohort):
+    net = Network(with_dropout, "head", dtype=torch.float64)
+    x = torch.ones(K, 3, 1, 4, 4, dtype=torch.float64)
+    out = []
+
+    def objective(m, batch):
+        out.append(m.features(x[: len(batch.x)]).detach())
+        return cross_entropy(m, batch)
+
+    cohort(net, epochs=1, batch_size=100).fit(net.draw(0).repeat(K, 1), objective)
+    dropped = out[0] == 0
+    assert dropped.any()
+    assert not (dropped == dropped[:1]).all()
