@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
-from raypfl.console import Console, RunTitle
-from raypfl.data import Federation, Pool
+from raypfl.console import Both, Console, PlainConsole, RunTitle
+from raypfl.data import Pool
 from raypfl.engine import driver
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
-from raypfl.engine.planning import describe
+from raypfl.engine.planning import describe, settle
 from raypfl.engine.world import World, make_world
 from raypfl.errors import CheckpointError, StorageError
 from raypfl.methods import METHODS
@@ -53,19 +55,17 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     """
     settings = load(config, overrides)
     runs = expand(settings)
-    top = RunFolder.create(settings.storage_path, settings.name or _name(settings))
-    if len(runs) > 1:
-        write_text(top.path / EXPERIMENT, to_yaml(settings))
-    try:
-        with _Workshop(console or Console()) as workshop:
-            for number, (label, one) in enumerate(runs.items(), 1):
-                folder = top if len(runs) == 1 else RunFolder.create(top.path, label)
-                workshop.work(folder, one, label, number, len(runs))
-            return workshop.finish(top)
-    finally:
-        # A run that never began, for instance because its data are missing, leaves its name free.
-        with suppress(OSError):
-            top.path.rmdir()
+    with _Workshop(console or Console()) as workshop:
+        # What can be known to fail fails before there is a folder.
+        for one in {one.seed: one for one in runs.values()}.values():
+            settle(workshop.world_of(one)[0])
+        top = RunFolder.create(settings.storage_path, settings.name or _name(settings))
+        if len(runs) > 1:
+            write_text(top.path / EXPERIMENT, to_yaml(settings))
+        for number, (label, one) in enumerate(runs.items(), 1):
+            folder = top if len(runs) == 1 else RunFolder.create(top.path, label)
+            workshop.work(folder, one, label, number, len(runs))
+        return workshop.finish(top)
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
@@ -104,8 +104,7 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     workshop = _Workshop(Console())
     texts = []
     for label, one in expand(load(config, overrides)).items():
-        pool, federation = workshop.data_of(one)
-        texts.append(f"{label}\n{describe(make_world(one, pool, federation), pool)}")
+        texts.append(f"{label}\n{describe(*workshop.world_of(one))}")
     return "\n\n".join(texts)
 
 
@@ -125,14 +124,13 @@ class _Workshop:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def data_of(self, config: RunConfig) -> tuple[Pool, Federation]:
-        """The data set, read again only when it is another one, and its partition."""
+    def world_of(self, config: RunConfig) -> tuple[World, Pool]:
+        """The data set, read again only when it is another one, dealt to clients that have a model."""
         which = self._which_pool(config)
         if self._pool is None or self._pool[0] != which:
             self._pool = which, data.load(config.data, config.seed)
         pool = self._pool[1]
-        federation = data.partition(config.partition, pool, config.seed)
-        return pool, federation
+        return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
 
     def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
         """Begin or continue one run."""
@@ -144,13 +142,12 @@ class _Workshop:
         if done >= config.rounds and folder.summary.is_file():
             self._console.note(f"{label}: complete, {done} rounds")
             return
-        pool, federation = self.data_of(config)
-        world = make_world(config, pool, federation)
+        world, pool = self.world_of(config)
         if manifest is not None:
-            if manifest.partition != federation.fingerprint:
+            if manifest.partition != world.federation.fingerprint:
                 raise CheckpointError(
-                    f"{folder.path}: the data now give the partition {federation.fingerprint[:12]}, the "
-                    f"checkpoint has {manifest.partition[:12]}. Restore the data files that the run began with."
+                    f"{folder.path}: the data now give another partition ({world.federation.fingerprint}) "
+                    f"than the checkpoint's ({manifest.partition}). Restore the data that the run began with."
                 )
             world = world._replace(block=manifest.block, width=manifest.width)
         self._describe(folder, world, pool)
@@ -159,26 +156,23 @@ class _Workshop:
         )
         metrics.truncate(done)
         figure = ", ".join(method.reported)
-        self._console.begin(RunTitle(label, config.rounds, done, figure, number, count))
-        engine = self._engine(world, pool)
-        try:
+        with folder.log.open("a") as log, closing(self._engine(world, pool)) as engine:
+            console = Both(self._console, PlainConsole(log))
+            console.begin(RunTitle(label, config.rounds, done, figure, number, count))
             if checkpoint is not None:
                 engine.restore(checkpoint)
-            driver.Driver(
-                world, engine, folder, metrics, self._console, done=done, reported=method.reported
-            ).run()
-        finally:
-            engine.close()
+            driver.Driver(world, engine, folder, metrics, console, done=done, reported=method.reported).run()
         write_summary(folder.summary, summarise(folder))
 
     def finish(self, top: RunFolder) -> Result:
         """Show the ranking and say what to type next."""
         self._console.table(ranked_table([summarise(run) for run in top.runs()]))
+        python, command = _typed(sys.executable), _typed("raypfl")
         self._console.note(
             f"Results are in {top.path}. Next:\n"
-            f"    python -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
-            "    raypfl plan configs/diversifed/fmnist_dirichlet.yaml\n"
-            "    raypfl run configs/quickstart.yaml method.name=diversifed method.tau=0.9 partition.alpha=0.1"
+            f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
+            f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
         return Result(top.path)
 
@@ -225,6 +219,18 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
+
+
+def _typed(program: str) -> str:
+    """What a person types to start a program of this environment, which may not be on the PATH."""
+    name, here = Path(program).name, Path(sys.executable).parent
+    on_path = shutil.which(name)
+    if on_path is not None and Path(on_path).parent == here:
+        return name
+    try:
+        return str((here / name).relative_to(Path.cwd()))
+    except ValueError:
+        return str(here / name)
 
 
 def _name(config: ExperimentConfig) -> str:

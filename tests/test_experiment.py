@@ -48,6 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_resumes_to_the_same_bits_on_other_hosts(tmp_path: Path, undisturbed: Path) -> None:
     with begun(tmp_path, after=IN_ROUND_4) as (process, path, claim):
         os.kill(stumbling.pid_of(claim), signal.SIGKILL)
@@ -58,6 +59,7 @@ def test_a_killed_driver_resumes_to_the_same_bits_on_other_hosts(tmp_path: Path,
     assert_same_run(path, undisturbed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_round_writes_a_checkpoint_and_says_how_to_resume(
     tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -76,6 +78,7 @@ def test_ctrl_c_ends_the_round_writes_a_checkpoint_and_says_how_to_resume(
     assert_same_run(path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_the_round(tmp_path: Path, undisturbed: Path) -> None:
     with begun(tmp_path, after=IN_ROUND_4) as (process, path, _):
         process.send_signal(signal.SIGINT)

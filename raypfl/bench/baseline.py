@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from raypfl.bench.workloads import LR, SEED, Workload
 from raypfl.engine.world import make_module
@@ -42,12 +41,12 @@ class PlainClient:
                 loss.backward()
                 optimizer.step()
 
-    def accuracy(self) -> Tensor:
+    def accuracy(self) -> float:
         """On the client's test samples."""
         x, y = self._test
         self.module.eval()
         with torch.no_grad():
-            return (self.module(x).argmax(1) == y).float().mean()
+            return float((self.module(x).argmax(1) == y).float().mean())
 
 
 class PlainProcesses:
@@ -99,4 +98,4 @@ def _serve(pipe: Connection, workload: Workload, ids: Sequence[int]) -> None:
         with torch_seeded(key(SEED, "bench batches", round, ids[0])):
             for client in clients:
                 client.train()
-        pipe.send([float(client.accuracy()) for client in clients])
+        pipe.send([client.accuracy() for client in clients])

@@ -61,6 +61,7 @@ class Plain:
         self.start_seconds = time.perf_counter() - begin
 
     def round(self, round: int) -> Turn:
+        """Do and time a round."""
         begin = time.perf_counter()
         self._loop.round(round)
         return Turn(time.perf_counter() - begin)
@@ -78,6 +79,7 @@ class Engined:
         self.start_seconds = start_seconds
 
     def round(self, round: int) -> Turn:
+        """Do and time a round."""
         begin = time.perf_counter()
         report = self._engine.round(round, evaluate_pre=False, evaluate_post=True)
         seconds = time.perf_counter() - begin

@@ -32,7 +32,7 @@ class PeakStorage(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 

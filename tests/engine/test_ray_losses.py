@@ -20,6 +20,9 @@ from raypfl.engine.local import LocalEngine
 from raypfl.engine.ray import Crew, RayEngine, share
 
 
+pytestmark = pytest.mark.slow
+
+
 class Saboteur(Console):
     """After a round, makes a client block in the next one and meanwhile kills an actor; keeps the notes.
 
