@@ -2,12 +2,18 @@
 
 from raypfl.algebra.distances import all_rows_equal, pairwise_distances, pairwise_similarities
 from raypfl.algebra.mixing import pull_together, replace_rows, weighted_mean
+from raypfl.algebra.simplex import project_onto_simplex
+from raypfl.algebra.simplex_qp import Combination, combination_weights, require_certified
 
 __all__ = [
+    "Combination",
     "all_rows_equal",
+    "combination_weights",
     "pairwise_distances",
     "pairwise_similarities",
+    "project_onto_simplex",
     "pull_together",
     "replace_rows",
+    "require_certified",
     "weighted_mean",
 ]

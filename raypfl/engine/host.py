@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from raypfl.engine.messages import put, take
 from raypfl.engine.world import World, samples_on
-from raypfl.errors import ClientError, DivergedError
+from raypfl.errors import ClientError, DivergedError, RaypflError
 from raypfl.methods import Message
 from raypfl.methods.contract import Model, Point
 from raypfl.records import checkpoints
@@ -123,7 +125,8 @@ class ClientHost:
             state = self.state[block]
             if work.evaluate_pre:
                 begin = time.perf_counter()
-                records += self._evaluate(work.round - 1, "pre", block, rows, state, down, None)
+                with self._phase("evaluation", ids, work.round):
+                    records += self._evaluate(work.round - 1, "pre", block, rows, state, down, None)
                 evaluation_seconds += time.perf_counter() - begin
             if not work.train:
                 continue
@@ -135,7 +138,8 @@ class ClientHost:
             trained[block] = state
             if work.evaluate_post:
                 begin = time.perf_counter()
-                records += self._evaluate(work.round, "post", block, rows, state, down, up)
+                with self._phase("evaluation", ids, work.round):
+                    records += self._evaluate(work.round, "post", block, rows, state, down, up)
                 evaluation_seconds += time.perf_counter() - begin
         # Only now, so that a client that fails leaves every row of the host as it was.
         self.state.update(trained)
@@ -153,12 +157,8 @@ class ClientHost:
         records: list[dict[str, Any]],
     ) -> tuple[AnyRows, AnyRows]:
         cohort = self._cohort(participants, round)
-        try:
+        with self._phase("local update", participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
-        except ClientError as error:
-            raise ClientError(
-                f"method {self.world.config.method.name}, phase local update: {error}"
-            ) from None
         self._check_finite(round, participants, cohort.losses, own)
         records.append(
             {
@@ -174,6 +174,21 @@ class ClientHost:
             }
         )
         return put(state, rows, own), up
+
+    @contextmanager
+    def _phase(self, phase: str, ids: Tensor, round: int) -> Iterator[None]:
+        """Name what was done, for whom and when, if code of the method or the model raises."""
+        where = f"method {self.world.config.method.name}, phase {phase}"
+        try:
+            yield
+        except ClientError as error:
+            raise ClientError(f"{where}, {error}") from None
+        except RaypflError:
+            raise
+        except Exception:
+            raise ClientError(
+                f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}"
+            ) from None
 
     def _check_finite(self, round: int, participants: Tensor, losses: Tensor | None, state: AnyRows) -> None:
         finite = torch.ones(len(participants), dtype=torch.bool, device=self.device)

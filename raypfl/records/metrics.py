@@ -162,6 +162,7 @@ class Metrics:
             evaluation_seconds: of these, in evaluation.
         """
         messages = _joined(traffic, TRAFFIC_SCHEMA, {**self._run, "round": round})
+        messages = _sorted(messages, ("src", "dst", "kind"))
         costs = RoundCosts(
             participants,
             int(messages["bytes"][messages["src"] != SERVER].sum()),
@@ -213,10 +214,7 @@ class Metrics:
         self._traffic.write(keep=pc.field("round") <= round)
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
-        rows = _joined(blocks, CLIENT_SCHEMA, self._run)
-        # Sorted, so that neither the file nor a sum depends on which host answered first.
-        order = np.lexsort([rows[name] for name in ("client", *reversed(GROUP))])
-        rows = {name: column[order] for name, column in rows.items()}
+        rows = _sorted(_joined(blocks, CLIENT_SCHEMA, self._run), (*GROUP, "client"))
         _check_vocabulary(rows)
         groups = dict(_groups(rows))
         if training_of is not None:
@@ -251,6 +249,13 @@ def _joined(
             for name, values in zip(schema.names, spread, strict=True):
                 parts[name].append(values)
     return {name: np.concatenate(values) if values else np.empty(0) for name, values in parts.items()}
+
+
+def _sorted(rows: Mapping[str, np.ndarray], by: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rows in order, so that neither a file nor a sum depends on which host answered first."""
+    keys = (rows[name] for name in reversed(by))
+    order = np.lexsort([key.astype(str) if key.dtype == object else key for key in keys])
+    return {name: column[order] for name, column in rows.items()}
 
 
 def _check_vocabulary(rows: Mapping[str, np.ndarray]) -> None:

@@ -178,8 +178,7 @@ class Cohort:
                 raise
             except Exception:
                 raise ClientError(
-                    f"local work of client(s) {chunk.ids.tolist()} failed in round {self.round}:\n"
-                    f"{traceback.format_exc()}"
+                    f"client(s) {chunk.ids.tolist()}, round {self.round}:\n{traceback.format_exc()}"
                 ) from None
         back = torch.tensor(order, device=self.net.device).argsort()
         return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))

@@ -19,7 +19,6 @@ from raypfl.engine.contract import HostsLost
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.ray import Crew, RayEngine, share
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -164,8 +164,7 @@ def test_evaluation_features_inside_a_training_step(num_models, unit_first):
     w, x, units = draws(net, num_models), images(num_models), images(num_models, 2, seed=1)
     m = in_training(net, w)
     terms = [lambda: m(x).square().sum(), lambda: m.evaluating().features(units).square().sum()]
-    for term in reversed(terms) if unit_first else terms:
-        term().backward()
+    sum(term() for term in (reversed(terms) if unit_first else terms)).backward()
     for row in range(num_models):
         plain = to_module(w[row], conv(nn.BatchNorm2d), "head").train()
         frozen = {name: value.clone() for name, value in plain.named_buffers()}

@@ -1,0 +1,171 @@
+"""Whose classifiers to combine, and how much of each: one quadratic programme over the simplex per client.
+
+All programmes share one Gram matrix, so they are solved together (`simplex_qp_problem` states them):
+accelerated projected gradient finds about which weights are positive, pivoting solves for them to rounding,
+and every answer is judged by its duality gap, whatever produced it. Everything is float64, on the device of
+the statistics; memory is a few matrices `[K, K]`.
+"""
+
+# K clients, R of them receivers, P entries of a statistic.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raypfl.algebra.simplex import project_onto_simplex
+from raypfl.algebra.simplex_qp_gradient import accelerate, begin, first_guess
+from raypfl.algebra.simplex_qp_pivoting import pivot
+from raypfl.algebra.simplex_qp_problem import Problem, certify, read_statistics
+from raypfl.errors import RaypflError, ShapeError
+
+TOLERANCE = 1e-8
+"""Scaled residual up to which weights count as certified; solved rows are mostly below 1e-12."""
+
+STEPS = 20
+"""Gradient steps between two looks at the rows."""
+
+MAX_STEPS = 600
+"""Gradient steps after which pivoting decides, however large the support."""
+
+CHEAP_SUPPORT = 256
+"""Positive weights up to which solving is cheaper than more gradient steps. Larger supports are of clients
+that are about as close as their variances are large: there gradient steps converge fast."""
+
+SOLVED = 1e-12
+"""Scaled residual at which nothing is left to solve for."""
+
+MAX_SOLVES = 200
+"""Linear systems for one row; 1 to 10 are the rule."""
+
+
+class Combination(NamedTuple):
+    """Weights of classifier collaboration with their proof."""
+
+    weights_RK: Tensor
+    """One row a receiver: non-negative, sum 1."""
+    objective_R: Tensor
+    """Variance plus squared bias of the combination."""
+    gap_R: Tensor
+    """Duality gap: the objective is at most this far above its minimum."""
+    residual_R: Tensor
+    """Scaled residual of the optimality conditions, see `certify`."""
+    iterations_R: Tensor
+    """Gradient steps and linear systems that the row took, int64."""
+
+
+def combination_weights(
+    mean_KP: Tensor,
+    variance_K: Tensor,
+    *,
+    receivers_R: Tensor | None = None,
+    start_RK: Tensor | None = None,
+) -> Combination:
+    """Weights with which each receiver best estimates its own statistic from everyone's.
+
+    Args:
+        mean_KP: class-weighted feature means `h_k = p_k mu_k` of every client, `[K, P]` or `[K, C, D]`.
+        variance_K: total variance of each statistic, already divided by the client's sample count, `[K]`.
+        receivers_R: rows of `mean_KP` to find weights for, int64; all where none are given.
+        start_RK: a guess, such as the weights of the round before, projected onto the simplex. It saves
+            time; the answer does not depend on it.
+
+    Returns:
+        float64 weights with certificates. Also weights that are not certified are returned:
+        `require_certified` refuses them.
+
+    Raises:
+        ShapeError: no client, or arguments that disagree in K or R.
+        DataError: an entry that is not finite or a negative variance; names the row.
+    """
+    gram_KK, positive_K = read_statistics(mean_KP, variance_K)
+    if receivers_R is None:
+        receivers_R = torch.arange(len(positive_K), device=gram_KK.device)
+    # Powers of the unit cancel in the weights; squares of 1e-200 would not be there at all.
+    unit = gram_KK.diagonal().mean() + positive_K.mean()
+    unit = torch.where(unit > 0.0, unit, 1.0)
+    scaled_K = torch.where(positive_K > 0.0, positive_K / unit, 1.0)
+    problem = Problem(gram_KK / unit, scaled_K, receivers_R)
+    if start_RK is not None:
+        start_RK = _checked_start(problem, start_RK)
+    weights_RK, iterations_R = _solve(problem, start_RK)
+    proof = certify(problem, weights_RK)
+    return Combination(
+        weights_RK, proof.objective_R * unit, proof.gap_R * unit, proof.residual_R, iterations_R
+    )
+
+
+def require_certified(
+    found: Combination, *, names: Sequence[object] | None = None, tolerance: float = TOLERANCE
+) -> Tensor:
+    """The weights, if every row's residual is at most the tolerance.
+
+    Args:
+        found: the solution.
+        names: what to call the rows in the error, such as client ids; their numbers where none are given.
+        tolerance: largest scaled residual.
+
+    Raises:
+        RaypflError: a row is not certified; names the worst one, its residual and its gap.
+    """
+    bad_R = ~(found.residual_R <= tolerance)
+    if bool(bad_R.any()):
+        row = int(torch.where(bad_R, found.residual_R.nan_to_num(torch.inf), -1.0).argmax())
+        name = row if names is None else names[row]
+        raise RaypflError(
+            f"classifier collaboration: the weights of client {name} are not certified: scaled residual "
+            f"{float(found.residual_R[row]):.3g} after {int(found.iterations_R[row])} iterations, duality gap "
+            f"{float(found.gap_R[row]):.3g} (allowed residual {tolerance:g}; {int(bad_R.sum())} of "
+            f"{len(bad_R)} clients fail). Look for statistics many decades apart."
+        )
+    return found.weights_RK
+
+
+def _checked_start(problem: Problem, start_RK: Tensor) -> Tensor:
+    expected = (len(problem.receiver_R), len(problem.variance_K))
+    if start_RK.shape != expected or not bool(start_RK.isfinite().all()):
+        raise ShapeError(
+            f"classifier collaboration: start has shape {list(start_RK.shape)}; expected {list(expected)}, "
+            "one finite row for each receiver."
+        )
+    return project_onto_simplex(start_RK.to(problem.gram_KK))
+
+
+def _solve(problem: Problem, start_RK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights, and the iterations that each row took.
+
+    Rounds of gradient steps; after each, rows of small support are solved exactly. A row leaves when it is
+    solved; a start may be so good that no step is needed.
+    """
+    iterate = begin(problem, first_guess(problem) if start_RK is None else start_RK)
+    weights_RK = iterate.x_RK.clone()
+    iterations_R = torch.zeros_like(problem.receiver_R)
+    rows = torch.arange(len(weights_RK), device=weights_RK.device)
+    for done in range(0 if start_RK is None else -STEPS, MAX_STEPS, STEPS):
+        part = problem.narrow(rows)
+        if done >= 0:
+            iterate = accelerate(part, iterate, STEPS)
+            iterations_R[rows] += STEPS
+        weights_RK[rows] = iterate.x_RK
+        open_R = certify(part, iterate.x_RK).residual_R > SOLVED
+        cheap_R = (iterate.x_RK > 0.0).sum(1) <= CHEAP_SUPPORT
+        exact_R = open_R & (cheap_R | (done + STEPS >= MAX_STEPS))
+        solved, weights_RK[rows[exact_R]], solves = _solve_exactly(part.narrow(exact_R), iterate.x_RK[exact_R])
+        iterations_R[rows[exact_R]] += solves
+        open_R[exact_R] = ~solved
+        rows, iterate = rows[open_R], iterate.narrow(open_R)
+        if len(rows) == 0:
+            break
+    return weights_RK, iterations_R
+
+
+def _solve_exactly(problem: Problem, x_RK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows are certified now, the better of old and new weights, and the systems solved for them."""
+    pivoted = pivot(problem, x_RK > 0.0, MAX_SOLVES)
+    after_R = certify(problem, pivoted.weights_RK).residual_R
+    better_R = after_R < certify(problem, x_RK).residual_R
+    weights_RK = torch.where(better_R[:, None], pivoted.weights_RK, x_RK)
+    return after_R <= TOLERANCE, weights_RK, pivoted.solves_R
