@@ -1,7 +1,7 @@
 """Matrix algebra over rows of models: distances, mixing, weighted means. Torch only."""
 
 from raypfl.algebra.distances import all_rows_equal, pairwise_distances, pairwise_similarities
-from raypfl.algebra.mixing import pull_together, replace_rows, weighted_mean
+from raypfl.algebra.mixing import pull_together, replace_rows, rows_of, weighted_mean
 from raypfl.algebra.simplex import project_onto_simplex
 from raypfl.algebra.simplex_qp import Combination, combination_weights, require_certified
 
@@ -14,6 +14,7 @@ __all__ = [
     "project_onto_simplex",
     "pull_together",
     "replace_rows",
+    "rows_of",
     "require_certified",
     "weighted_mean",
 ]

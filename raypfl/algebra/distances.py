@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-COLUMN_BLOCK = 16384
+COLUMN_BLOCK = 8192
 """Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
 
 

@@ -49,6 +49,13 @@ def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
 
 def replace_rows(w_NP: Tensor, ids_S: Tensor, new_SP: Tensor) -> Tensor:
     """`w_NP` with the rows `ids_S` (distinct) replaced; nothing is copied where all are replaced in order."""
-    if len(ids_S) == len(w_NP) and bool((ids_S == torch.arange(len(w_NP), device=ids_S.device)).all()):
-        return new_SP
-    return w_NP.index_copy(0, ids_S, new_SP)
+    return new_SP if _is_everyone(w_NP, ids_S) else w_NP.index_copy(0, ids_S, new_SP)
+
+
+def rows_of(w_NP: Tensor, ids_S: Tensor) -> Tensor:
+    """The rows `ids_S` of `w_NP`; `w_NP` itself where these are all of them in order, to hold them once."""
+    return w_NP if _is_everyone(w_NP, ids_S) else w_NP[ids_S]
+
+
+def _is_everyone(w_NP: Tensor, ids_S: Tensor) -> bool:
+    return torch.equal(ids_S, torch.arange(len(w_NP), device=ids_S.device))

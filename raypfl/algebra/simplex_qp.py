@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raypfl.algebra.simplex import project_onto_simplex
 from raypfl.algebra.simplex_qp_gradient import accelerate, begin, first_guess
 from raypfl.algebra.simplex_qp_pivoting import pivot
 from raypfl.algebra.simplex_qp_problem import Problem, certify, read_statistics
@@ -28,15 +27,15 @@ TOLERANCE = 1e-8
 STEPS = 20
 """Gradient steps between two looks at the rows."""
 
-MAX_STEPS = 600
+MAX_STEPS = 200
 """Gradient steps after which pivoting decides, however large the support."""
 
-CHEAP_SUPPORT = 256
+CHEAP_SUPPORT = 512
 """Positive weights up to which solving is cheaper than more gradient steps. Larger supports are of clients
 that are about as close as their variances are large: there gradient steps converge fast."""
 
 SOLVED = 1e-12
-"""Scaled residual at which nothing is left to solve for."""
+"""Gap, over the objective, at which nothing is left to solve for."""
 
 MAX_SOLVES = 200
 """Linear systems for one row; 1 to 10 are the rule."""
@@ -70,8 +69,8 @@ def combination_weights(
         mean_KP: class-weighted feature means `h_k = p_k mu_k` of every client, `[K, P]` or `[K, C, D]`.
         variance_K: total variance of each statistic, already divided by the client's sample count, `[K]`.
         receivers_R: rows of `mean_KP` to find weights for, int64; all where none are given.
-        start_RK: a guess, such as the weights of the round before, projected onto the simplex. It saves
-            time; the answer does not depend on it.
+        start_RK: a guess `[R, K]`, such as the weights of the round before; what is positive in a row is
+            scaled to sum 1. It saves time; the answer does not depend on it.
 
     Returns:
         float64 weights with certificates. Also weights that are not certified are returned:
@@ -84,18 +83,11 @@ def combination_weights(
     gram_KK, positive_K = read_statistics(mean_KP, variance_K)
     if receivers_R is None:
         receivers_R = torch.arange(len(positive_K), device=gram_KK.device)
-    # Powers of the unit cancel in the weights; squares of 1e-200 would not be there at all.
-    unit = gram_KK.diagonal().mean() + positive_K.mean()
-    unit = torch.where(unit > 0.0, unit, 1.0)
-    scaled_K = torch.where(positive_K > 0.0, positive_K / unit, 1.0)
-    problem = Problem(gram_KK / unit, scaled_K, receivers_R)
-    if start_RK is not None:
-        start_RK = _checked_start(problem, start_RK)
-    weights_RK, iterations_R = _solve(problem, start_RK)
-    proof = certify(problem, weights_RK)
-    return Combination(
-        weights_RK, proof.objective_R * unit, proof.gap_R * unit, proof.residual_R, iterations_R
+    problem = Problem(gram_KK, positive_K, receivers_R)
+    weights_RK, iterations_R = _solve(
+        problem, None if start_RK is None else _weights_from(problem, start_RK)
     )
+    return Combination(weights_RK, *certify(problem, weights_RK), iterations_R)
 
 
 def require_certified(
@@ -124,14 +116,18 @@ def require_certified(
     return found.weights_RK
 
 
-def _checked_start(problem: Problem, start_RK: Tensor) -> Tensor:
+def _weights_from(problem: Problem, start_RK: Tensor) -> Tensor:
+    """Rows on the simplex near the start; zeros stay zero. A row with nothing positive starts at itself."""
     expected = (len(problem.receiver_R), len(problem.variance_K))
     if start_RK.shape != expected or not bool(start_RK.isfinite().all()):
         raise ShapeError(
             f"classifier collaboration: start has shape {list(start_RK.shape)}; expected {list(expected)}, "
             "one finite row for each receiver."
         )
-    return project_onto_simplex(start_RK.to(problem.gram_KK))
+    weights_RK = start_RK.to(problem.gram_KK).clamp_min(0.0)
+    alone_R1 = (weights_RK.sum(1, keepdim=True) == 0.0).to(weights_RK)
+    weights_RK = weights_RK.scatter_add(1, problem.receiver_R[:, None], alone_R1)
+    return weights_RK / weights_RK.sum(1, keepdim=True)
 
 
 def _solve(problem: Problem, start_RK: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -150,7 +146,8 @@ def _solve(problem: Problem, start_RK: Tensor | None) -> tuple[Tensor, Tensor]:
             iterate = accelerate(part, iterate, STEPS)
             iterations_R[rows] += STEPS
         weights_RK[rows] = iterate.x_RK
-        open_R = certify(part, iterate.x_RK).residual_R > SOLVED
+        proof = certify(part, iterate.x_RK)
+        open_R = proof.gap_R > SOLVED * proof.objective_R
         cheap_R = (iterate.x_RK > 0.0).sum(1) <= CHEAP_SUPPORT
         exact_R = open_R & (cheap_R | (done + STEPS >= MAX_STEPS))
         solved, weights_RK[rows[exact_R]], solves = _solve_exactly(part.narrow(exact_R), iterate.x_RK[exact_R])

@@ -29,6 +29,9 @@ NEGLIGIBLE_VARIANCE = 1e-12
 """Least variance, over the mean squared distance to the centre: above the rounding errors of the Gram matrix,
 so that every programme has one answer; also a client with one sample, whose variance is 0."""
 
+NO_VARIANCE = 1e-200
+"""Least variance where all clients are equal and none varies: the weights come out uniform."""
+
 SCALE_FLOOR = 1e-6
 """Least scale of a residual, over the mean squared distance to the centre. Below it, objectives drown in the
 rounding errors of the Gram matrix."""
@@ -91,8 +94,7 @@ def certify(problem: Problem, weights_RK: Tensor) -> Certificate:
     slack_R = (weights_RK * (gradient_RK - nu_R1)).abs().amax(1)
     objective_R = 0.5 * nu_R1[:, 0]
     floor = SCALE_FLOOR * problem.gram_KK.diagonal().mean()
-    scale_R = torch.maximum(objective_R, floor).clamp_min(torch.finfo(torch.float64).tiny)
-    residual_R = torch.maximum(gap_R, slack_R) / scale_R
+    residual_R = torch.maximum(gap_R, slack_R) / torch.maximum(objective_R, floor)
     for violation_R in ((weights_RK.sum(1) - 1.0).abs(), -weights_RK.amin(1)):
         residual_R = torch.maximum(residual_R, violation_R)
     return Certificate(objective_R, gap_R, residual_R)
@@ -101,8 +103,8 @@ def certify(problem: Problem, weights_RK: Tensor) -> Certificate:
 def read_statistics(mean_KP: Tensor, variance_K: Tensor) -> tuple[Tensor, Tensor]:
     """Gram matrix of the centred statistics and usable variances, both float64, checked.
 
-    A variance that rounding made negative counts as zero; every variance is at least NEGLIGIBLE_VARIANCE of
-    the mean squared distance to the centre.
+    A variance that rounding made negative counts as zero. Every variance is at least NEGLIGIBLE_VARIANCE of
+    the mean squared distance to the centre and of the smallest positive variance, together.
 
     Raises:
         ShapeError: no client, or the two arguments disagree in K.
@@ -131,7 +133,7 @@ def read_statistics(mean_KP: Tensor, variance_K: Tensor) -> tuple[Tensor, Tensor
     variance_K = variance_K.clamp_min(0.0)
     positive = variance_K[variance_K > 0.0]
     smallest = positive.min() if len(positive) else variance_K.new_zeros(())
-    least = NEGLIGIBLE_VARIANCE * (gram_KK.diagonal().mean() + smallest)
+    least = (NEGLIGIBLE_VARIANCE * (gram_KK.diagonal().mean() + smallest)).clamp_min(NO_VARIANCE)
     return 0.5 * (gram_KK + gram_KK.T), torch.maximum(variance_K, least)
 
 

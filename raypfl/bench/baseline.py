@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from raypfl.bench.workloads import LR, SEED, Workload
-from raypfl.engine.world import make_module
+from raypfl.models import build
 from raypfl.rng import key, torch_seeded
 
 
@@ -27,7 +27,7 @@ class PlainClient:
         self._train, self._test = (x[:cut], y[:cut]), (x[cut:], y[cut:])
         self._workload = workload
         with torch_seeded(key(SEED, "init")):
-            self.module = make_module(workload.config(), workload.input_shape, workload.num_classes)
+            self.module = build(workload.config().model, workload.input_shape, workload.num_classes).module
 
     def train(self) -> None:
         """One round of local training."""

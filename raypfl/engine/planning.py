@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 from rich.filesize import decimal
@@ -85,7 +86,7 @@ def describe(world: World, pool: Pool) -> str:
         "participants": f"{opening.participants} a round, {config.rounds} rounds",
         "engine": f"{config.engine.name}: {placement.request()}, on {device.type}",
         "blocks": f"{len(world.blocks())} of {world.block} clients, {world.width} models a forward, "
-        f"{min(map(len, dealt))} to {max(map(len, dealt))} blocks a host",
+        f"{min(map(len, dealt))} to {max(map(len, dealt))} blocks a host{_idle(world, placement, nodes)}",
         "memory": f"{decimal(total)} in all: {decimal(host_bytes)} a host, {decimal(hub_bytes)} the server, "
         f"{decimal(data_bytes)} data, {processes} processes",
         "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.participants)} up",
@@ -93,6 +94,16 @@ def describe(world: World, pool: Pool) -> str:
     }
     width = max(map(len, lines))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _idle(world: World, placement: Placement, nodes: Sequence[Node]) -> str:
+    """What to set where there are fewer blocks than cores, and the number of hosts was left open."""
+    engine, cores = world.config.engine, int(sum(node.cpus for node in nodes))
+    open_ended = engine.name == "ray" and engine.num_actors is None and engine.clients_per_actor is None
+    if not open_ended or placement.host_gpus or placement.num_hosts >= min(cores, world.num_clients):
+        return ""
+    block = max(1, world.num_clients // cores)
+    return f"; engine.block={block} would keep all {cores} cores busy, and move last bits"
 
 
 def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int, float, int]:

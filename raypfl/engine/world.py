@@ -18,16 +18,19 @@ from torch.nn.modules.conv import _ConvNd
 from raypfl.data import Federation, Pool
 from raypfl.methods import METHODS, Clients, Method
 from raypfl.models import build
-from raypfl.rng import key, numpy_generator
+from raypfl.rng import key, numpy_generator, torch_seeded
 from raypfl.settings import RunConfig
 from raypfl.training import ClientData, Network, Samples
+from raypfl.training.network import check_split
 
 AnyMethod = Method[Any, Any, Any, Any, Any]
 
-WIDTH_ON_CPU = 4
+WIDTH_ON_CPU = 10
 """Models a forward where it pays: a batched matrix product of a few small models beats them one by one.
 A grouped convolution does not, so networks with convolutions run one model at a time on a CPU."""
 WIDTH_ON_GPU = 64
+FEWEST_BLOCKS = 4
+"""Clients are cut into at least this many blocks, since a block cannot be shared between hosts."""
 
 
 class World(NamedTuple):
@@ -93,18 +96,23 @@ class World(NamedTuple):
 def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     """Settle what `auto` leaves open: block and width, by rules that look at no host and no clock."""
     input_shape = pool.x.shape[1:]
-    width = _width(config, make_module(config, input_shape, pool.num_classes))
+    with torch_seeded(0):
+        module, head = build(config.model, input_shape, pool.num_classes)
+    check_split(module, head, torch.tensor(pool.x[:2]))
+    width = _width(config, module, federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
     return World(config, federation, input_shape, pool.num_classes, counts, block, min(width, block))
 
 
-def _width(config: RunConfig, module: nn.Module) -> int:
+def _width(config: RunConfig, module: nn.Module, num_clients: int) -> int:
     if config.engine.width != "auto":
         return config.engine.width
     if pick_device(config).type == "cuda":
-        return WIDTH_ON_GPU
-    return 1 if any(isinstance(part, _ConvNd) for part in module.modules()) else WIDTH_ON_CPU
+        widest = WIDTH_ON_GPU
+    else:
+        widest = 1 if any(isinstance(part, _ConvNd) for part in module.modules()) else WIDTH_ON_CPU
+    return min(widest, ceil(config.participation.participants(num_clients) / FEWEST_BLOCKS))
 
 
 def _block(config: RunConfig, width: int, num_clients: int) -> int:
@@ -113,11 +121,6 @@ def _block(config: RunConfig, width: int, num_clients: int) -> int:
         return config.engine.block
     block = ceil(width * num_clients / config.participation.participants(num_clients))
     return min(block, config.engine.clients_per_actor or block)
-
-
-def make_module(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One module of the configured model, for a look at it."""
-    return build(config.model, input_shape, num_classes).module
 
 
 def make_network(

@@ -7,8 +7,8 @@ as DiversiFed, with attraction only. `attention: heuristic` is the paper's HeurF
 As in the paper, the weights leave out the factor 2 of the exact derivative, so that a fixed point solves the
 objective with lam / 2 in place of lam, whatever alpha is. Two choices are not in the paper: the row sums of
 the exact weights can be capped (`max_pull`; with models closer than sigma they exceed 1 by far), and the
-decay of alpha stops where lam / alpha reaches 1, before models freeze. Heuristic weights do not contain alpha:
-with them, set `rho`, or `lam / alpha` leaves hardly any attraction.
+decay of alpha stops where lam / alpha reaches 1, before models freeze. Heuristic weights do not contain
+alpha: with them, set `rho`, or `lam / alpha` leaves hardly any attraction.
 """
 
 # S participants, P parameters.

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from raypfl.algebra import rows_of
 from raypfl.config import StrictModel
 from raypfl.methods.contract import SERVER, Message, Plan
 from raypfl.methods.published import Hub, Published, State, Up
@@ -59,7 +60,7 @@ class OneLambda(Published[Config, Down]):
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         place = torch.arange(len(plan.ids), device=hub.w.device)
-        return Down(hub.w[plan.ids][None], place[:, None])
+        return Down(rows_of(hub.w, plan.ids)[None], place[:, None])
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         # With lam = 0 the term is left out, so that the run is bitwise Separate.

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from raypfl.algebra import pull_together, replace_rows
+from raypfl.algebra import pull_together, replace_rows, rows_of
 from raypfl.config import StrictModel
 from raypfl.methods.contract import Clients, Method, Plan
 from raypfl.methods.start import common_start
@@ -88,7 +88,7 @@ class Anchored(Published[ConfigT, Down]):
         """The weight of the proximal term."""
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        w_SP = hub.w[plan.ids]
+        w_SP = rows_of(hub.w, plan.ids)
         return Down(pull_together(self.attraction(w_SP, plan.round), w_SP))
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:

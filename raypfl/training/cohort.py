@@ -21,6 +21,7 @@ from raypfl.training.network import Network, Rows
 from raypfl.training.optim import Moments
 
 Objective = Callable[..., Tensor]
+Hook = Callable[..., None]
 Split = Literal["train", "validation", "test"]
 
 PASS_BATCH = 1000
@@ -106,8 +107,8 @@ class Cohort:
         columns: slice | None = None,
         pull: tuple[float, Tensor] | None = None,
         moments: Moments | None = None,
-        on_gradient: Callable[[Tensor, Batch], None] | None = None,
-        after_step: Callable[[Tensor, Batch], None] | None = None,
+        on_gradient: Hook | None = None,
+        after_step: Hook | None = None,
         purpose: str = "batches",
     ) -> Fit:
         """Train every client from its row of `w` by mini-batch steps on `objective`.
@@ -116,7 +117,8 @@ class Cohort:
             w: rows `[K, width]`, not modified.
             objective: `objective(m, batch, *rows) -> [k]`, the loss of each client in the batch. The gradient
                 of a client's loss moves that client alone.
-            rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), narrowed to the batch for the objective.
+            rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), narrowed to the batch for objective
+                and hooks.
             epochs: local passes; the configuration's if absent.
             optimizer: the configuration's if absent; both follow the configured decay over rounds.
             columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
@@ -124,8 +126,8 @@ class Cohort:
             pull: `(rho, anchor)` adds `rho / 2 ||w - anchor||^2` over the trained columns by its gradient
                 `rho (w - anchor)`; the anchor is `[K, trained columns]`, or `[1, ...]` shared.
             moments: the optimizer's memory of an earlier round; fresh if absent.
-            on_gradient: called with the gradient rows `[k, P]` and the batch before a step; may change them.
-            after_step: called with the trained rows `[k, P]` and the batch after a step; may change them.
+            on_gradient: `on_gradient(g, batch, *rows)` before a step; may change the gradients `[k, P]`.
+            after_step: `after_step(w, batch, *rows)` after a step; may change the trained columns `[k, P]`.
             purpose: name of the shuffles' keys.
         """
         net = self.net
@@ -256,8 +258,8 @@ class _Loop(NamedTuple):
     epochs: int
     columns: slice
     rho: float
-    on_gradient: Callable[[Tensor, Batch], None] | None
-    after_step: Callable[[Tensor, Batch], None] | None
+    on_gradient: Hook | None
+    after_step: Hook | None
     purpose: str
 
     def train(
@@ -280,17 +282,18 @@ class _Loop(NamedTuple):
             at = batch.rows
             leaf = w[at, self.columns].detach().requires_grad_()
             m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
-            loss = self.objective(m, batch, *(batch.narrow(extra) for extra in rows))
+            extras = [batch.narrow(extra) for extra in rows]
+            loss = self.objective(m, batch, *extras)
             (g,) = torch.autograd.grad(loss.sum(), leaf)
             with torch.no_grad():
                 if self.rho:
                     g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
                 if self.on_gradient is not None:
-                    self.on_gradient(g, batch)
+                    self.on_gradient(g, batch, *extras)
                 moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
                 self.optimizer.step(moved, g, own, self.lr)
                 if self.after_step is not None:
-                    self.after_step(moved, batch)
+                    self.after_step(moved, batch, *extras)
                 if not isinstance(at, slice):
                     # An index tensor gathers copies; a prefix is a view, and already in place.
                     w[at, self.columns], buffers[at] = moved, m.buffers

@@ -257,6 +257,30 @@ def split_at(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
     return extractor, found
 
 
+def check_split(module: nn.Module, head: str, x: Tensor) -> None:
+    """Make sure that nothing is computed beside extractor and head.
+
+    Args:
+        module: the model, any state.
+        head: where its head begins.
+        x: a few samples `[B, ...]`.
+
+    Raises:
+        ShapeError: the head after the extractor does not give what the module gives.
+    """
+    extractor, rest = split_at(module, head)
+    module.eval()
+    extractor.eval()
+    with torch.no_grad():
+        same = torch.equal(rest(extractor(x)), module(x))
+    if not same:
+        raise ShapeError(
+            f"model.head = {head!r}: {type(module).__name__} computes something after its head or beside "
+            "it, so extractor and head are not the whole model. Move that into the extractor, or name "
+            "another head."
+        )
+
+
 def _split(rows: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
     return rows.split([slot.size for slot in slots], dim=1) if slots else ()
 

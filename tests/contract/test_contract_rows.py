@@ -187,6 +187,16 @@ def test_absent_client_uses_its_own_last_model_or_the_newest_shared_one(row, net
 
 
 @each_method
+def test_statistics_that_do_not_travel_move_with_their_client_alone(row, federation):
+    net = NETS["conv with local statistics"].float64()
+    run = Simulation(row, net, federation)
+    start = run.models()
+    run.round(SOME)
+    moved = (run.models() != start)[:, net.private].any(1)
+    assert moved.tolist() == [client in SOME for client in range(N)]
+
+
+@each_method
 def test_data_reach_others_only_where_the_method_collaborates(row, federation):
     """A collaboration whose term has no gradient would be local training under another name."""
     net = NETS["mlp"].float64()

@@ -38,7 +38,14 @@ def test_figures_of_a_small_run():
     # Four participants, each with the whole model of 650 floats down and up.
     assert shown["bytes a round"] == "10.4 kB down, 10.4 kB up"
     assert "8 clients, 20 training samples each" in shown["partition"]
-    assert shown["blocks"].startswith("1 of 8 clients")
+    assert shown["blocks"].startswith("4 of 2 clients, 1 models a forward")
+
+
+def test_cores_that_blocks_leave_idle_are_said(monkeypatch):
+    monkeypatch.setattr(planning, "this_machine", lambda: Node(8, 0, 8 * 2**30))
+    ray = ["engine.name=ray"]
+    assert "engine.block=1 would keep all 8 cores busy" in lines(*ray)["blocks"]
+    assert "busy" not in lines(*ray, "engine.num_actors=2")["blocks"]
 
 
 def test_separate_sends_nothing():
@@ -47,7 +54,7 @@ def test_separate_sends_nothing():
 
 def test_hosts_that_do_not_fit_are_refused_with_the_arithmetic(monkeypatch):
     monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 8 * 2**30))
-    with pytest.raises(PlacementError, match=r"3 client hosts with 1 CPU each.*room for 2 hosts"):
+    with pytest.raises(PlacementError, match=r"3 client hosts with 1 CPU each.*room for 2 of them"):
         raypfl.plan(CONFIG, ["engine.name=ray", "engine.num_actors=3", "engine.block=1"])
 
 

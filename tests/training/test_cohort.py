@@ -168,25 +168,22 @@ def test_moments_kept_over_two_fits_equal_one_long_run(cohort, ours, theirs):
         assert (forgetful - long.w).abs().max() > 1e-3
 
 
-class Watched:
-    """`cross_entropy` that keeps the extra rows of the batch at work, to tell hooks whose rows they see."""
-
-    def __call__(self, m: Rows, batch: Batch, own: Tensor) -> Tensor:
-        self.own = own
-        return cross_entropy(m, batch)
+def with_own(m: Rows, batch: Batch, own: Tensor) -> Tensor:
+    """`cross_entropy` of clients that bring a row of their own for the hooks."""
+    return cross_entropy(m, batch)
 
 
 @pytest.mark.parametrize("build", [mlp, conv])
 @each_optimizer
 def test_client_that_is_done_stands_still_bit_for_bit(cohort, build, ours, theirs):
     """Others have up to four steps more; a zero gradient would let momentum move it."""
-    net, watched = network(build), Watched()
+    net = network(build)
     last: dict[int, Tensor] = {}
 
-    def remember(w, batch):
-        last.update(zip(watched.own.tolist(), w.clone(), strict=True))
+    def remember(w, batch, clients):
+        last.update(zip(clients.tolist(), w.clone(), strict=True))
 
-    fitted = cohort(net, optimizer=ours).fit(draws(net), watched, torch.arange(K), after_step=remember)
+    fitted = cohort(net, optimizer=ours).fit(draws(net), with_own, torch.arange(K), after_step=remember)
     for client in range(K):
         assert torch.equal(fitted.w[client, net.weights], last[client])
 
@@ -214,20 +211,20 @@ def test_moments_of_a_client_that_is_done_stand_still_bit_for_bit(cohort):
 @pytest.mark.parametrize("build", [mlp, conv])
 def test_hooks_see_and_change_their_own_rows(cohort, build, width):
     """Each client's gradient is scaled, and its first weight pinned, by a number of its own."""
-    net, watched = network(build), Watched()
+    net = network(build)
     w, clients = draws(net), cohort(net, width=width)
     numbers = torch.arange(1.0, K + 1, dtype=torch.float64)[:, None]
 
-    def scale(g, batch):
+    def scale(g, batch, own):
         assert len(g) == len(batch.x)
-        g.mul_(watched.own)
+        g.mul_(own)
 
-    def pin(w, batch):
-        w[:, :1] = watched.own
+    def pin(w, batch, own):
+        w[:, :1] = own
 
     scaled = clients.fit(w, lambda m, batch, own: cross_entropy(m, batch) * own[:, 0], numbers).w
-    close(clients.fit(w, watched, numbers, on_gradient=scale).w, scaled)
-    assert torch.equal(clients.fit(w, watched, numbers, after_step=pin).w[:, :1], numbers)
+    close(clients.fit(w, with_own, numbers, on_gradient=scale).w, scaled)
+    assert torch.equal(clients.fit(w, with_own, numbers, after_step=pin).w[:, :1], numbers)
 
 
 @pytest.mark.parametrize("width", [1, 3, K])

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
 from raypfl.training import Network
+from raypfl.training.network import check_split
 
 K, B = 3, 5
 
@@ -277,3 +278,20 @@ def test_coupling_and_randomness_are_noticed():
     found = [network(mlp), network(conv), Network(lambda: dropout, "head")]
     assert [net.coupled for net in found] == [False, True, False]
     assert [net.random for net in found] == [False, False, True]
+
+
+class _Scaled(nn.Module):
+    """Computes something after its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return 2 * self.fc(self.body(x))
+
+
+def test_a_module_that_goes_on_after_its_head_is_refused():
+    with pytest.raises(ShapeError, match=r"'fc': _Scaled computes something after its head"):
+        check_split(_Scaled(), "fc", torch.ones(2, 3))
+    check_split(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "1", torch.ones(2, 3))
