@@ -61,6 +61,10 @@ class Result:
         """Messages: a row each, with values and bytes; source or destination -1 is the server."""
         return self._frame("traffic")
 
+    def diagnostics(self) -> pd.DataFrame:
+        """Numbers about the server's step (`evaluation.diagnostics`): a row per round and name."""
+        return self._frame("diagnostics")
+
     def _frame(self, name: str) -> pd.DataFrame:
         tables = []
         for run in self._folder.runs():

@@ -81,6 +81,7 @@ class EvaluationConfig(StrictModel):
         ("pre", "post"), min_length=1, description="pre: as received; post: after local training"
     )
     models: tuple[Model, ...] = Field(("personalised", "global"), min_length=1)
+    diagnostics: bool = Field(False, description="record what the method says about the server's step")
     clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
 
     @field_validator("points", "models")

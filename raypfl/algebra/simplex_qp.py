@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.simplex_qp_gradient import accelerate, begin, first_guess
-from raypfl.algebra.simplex_qp_pivoting import pivot
+from raypfl.algebra.simplex_qp_pivoting import solve_exactly
 from raypfl.algebra.simplex_qp_problem import Problem, certify, read_statistics
 from raypfl.errors import RaypflError, ShapeError
 
@@ -36,9 +36,6 @@ that are about as close as their variances are large: there gradient steps conve
 
 SOLVED = 1e-12
 """Gap, over the objective, at which nothing is left to solve for."""
-
-MAX_SOLVES = 200
-"""Linear systems for one row; 1 to 10 are the rule."""
 
 
 class Combination(NamedTuple):
@@ -84,9 +81,7 @@ def combination_weights(
     if receivers_R is None:
         receivers_R = torch.arange(len(positive_K), device=gram_KK.device)
     problem = Problem(gram_KK, positive_K, receivers_R)
-    weights_RK, iterations_R = _solve(
-        problem, None if start_RK is None else _weights_from(problem, start_RK)
-    )
+    weights_RK, iterations_R = _solve(problem, None if start_RK is None else _weights_from(problem, start_RK))
     return Combination(weights_RK, *certify(problem, weights_RK), iterations_R)
 
 
@@ -109,7 +104,7 @@ def require_certified(
         name = row if names is None else names[row]
         raise RaypflError(
             f"classifier collaboration: the weights of client {name} are not certified: scaled residual "
-            f"{float(found.residual_R[row]):.3g} after {int(found.iterations_R[row])} iterations, duality gap "
+            f"{float(found.residual_R[row]):.3g} after {int(found.iterations_R[row])} iterations, gap "
             f"{float(found.gap_R[row]):.3g} (allowed residual {tolerance:g}; {int(bad_R.sum())} of "
             f"{len(bad_R)} clients fail). Look for statistics many decades apart."
         )
@@ -150,19 +145,21 @@ def _solve(problem: Problem, start_RK: Tensor | None) -> tuple[Tensor, Tensor]:
         open_R = proof.gap_R > SOLVED * proof.objective_R
         cheap_R = (iterate.x_RK > 0.0).sum(1) <= CHEAP_SUPPORT
         exact_R = open_R & (cheap_R | (done + STEPS >= MAX_STEPS))
-        solved, weights_RK[rows[exact_R]], solves = _solve_exactly(part.narrow(exact_R), iterate.x_RK[exact_R])
-        iterations_R[rows[exact_R]] += solves
-        open_R[exact_R] = ~solved
+        improved_RK, solves_R, certified_R = _improve(part.narrow(exact_R), iterate.x_RK[exact_R])
+        weights_RK[rows[exact_R]] = improved_RK
+        iterations_R[rows[exact_R]] += solves_R
+        open_R[exact_R] = ~certified_R
         rows, iterate = rows[open_R], iterate.narrow(open_R)
         if len(rows) == 0:
             break
     return weights_RK, iterations_R
 
 
-def _solve_exactly(problem: Problem, x_RK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which rows are certified now, the better of old and new weights, and the systems solved for them."""
-    pivoted = pivot(problem, x_RK > 0.0, MAX_SOLVES)
-    after_R = certify(problem, pivoted.weights_RK).residual_R
-    better_R = after_R < certify(problem, x_RK).residual_R
-    weights_RK = torch.where(better_R[:, None], pivoted.weights_RK, x_RK)
-    return after_R <= TOLERANCE, weights_RK, pivoted.solves_R
+def _improve(problem: Problem, x_RK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The better of old and exact weights, the systems solved for them, and which rows are certified."""
+    exact_RK, solves_R = solve_exactly(problem, x_RK)
+    before_R, after_R = (certify(problem, weights_RK).residual_R for weights_RK in (x_RK, exact_RK))
+    # False where the exact weights are not a number.
+    better_R = after_R < before_R
+    weights_RK = torch.where(better_R[:, None], exact_RK, x_RK)
+    return weights_RK, solves_R, torch.where(better_R, after_R, before_R) <= TOLERANCE

@@ -6,9 +6,10 @@ other clients without the constraint on the sum, and without V_i:
     y >= 0,   w = P_i y - 1 >= 0,   y_j w_j = 0      (for j other than i),
     a_i = 1 / (1 + V_i sum y),   a_j = V_i y_j a_i.
 
-Block principal pivoting (Judice and Pires, 1994; Kim and Park, 2011) solves on a support, drops what came
-out negative, adds what is missing, a few times for all rows at once. A row that makes no progress changes
-one client at a time, the last infeasible one (Murty, 1974), which cannot cycle.
+Two active-set methods solve it. Block principal pivoting (Judice and Pires, 1994; Kim and Park, 2011) drops
+all that came out negative and adds what is missing: a few systems for nearly every row, but it can cycle.
+Rows that do not settle change one client at a time with the step cut short at the boundary (Lawson and
+Hanson, 1974): the objective falls, so no support comes twice.
 """
 
 # K clients, R of them receivers, S the largest support in a chunk of c of them.
@@ -25,79 +26,113 @@ from raypfl.algebra.simplex_qp_problem import Problem
 CHUNK_ENTRIES = 4_000_000
 """Entries of the systems solved at once: 32 MB."""
 
-PATIENCE = 3
-"""Exchanges of many clients that a row may make without fewer of them being infeasible than ever before."""
+MAX_EXCHANGES = 15
+"""Systems a row may take with many clients exchanged at once; 1 to 9 are the rule."""
 
 ADD_FRACTION = 0.6
-"""Clients are added that are missed by at least this part of the most missed one: all of a cluster, not all."""
+"""Clients are added that are missed by this part of the most missed one or more: a cluster, not everyone."""
 
 ACCURACY = 1e-12
 """Largest `-w_j` of a client that is left out, apart from rounding."""
 
 
-class Pivoted(NamedTuple):
-    """Outcome of pivoting."""
+class Solved(NamedTuple):
+    """Outcome of an active-set method."""
 
-    weights_RK: Tensor
-    """Weights on the simplex; not a number in a row whose system could not be solved."""
+    y_RK: Tensor
+    """Not negative; 0 for the receiver itself; not a number in a row whose system cannot be solved."""
+    open_R: Tensor
+    """Rows that did not settle."""
     solves_R: Tensor
     """Linear systems solved for each row, int64."""
 
 
-def pivot(problem: Problem, support_RK: Tensor, max_solves: int) -> Pivoted:
-    """Optimal weights from a guess of which are positive; a row that takes too long keeps its last ones.
+def solve_exactly(problem: Problem, weights_RK: Tensor) -> tuple[Tensor, Tensor]:
+    """Optimal weights `[R, K]`, from feasible ones, and the linear systems solved for each row.
 
-    Args:
-        problem: the programmes.
-        support_RK: Boolean; whether a receiver's own is set does not matter.
-        max_solves: of one row.
+    A row whose system is numerically singular holds what is not a number.
     """
+    guess_RK = _unscaled(problem, weights_RK)
+    y_RK, open_R, solves_R = exchange(problem, guess_RK > 0.0)
+    if bool(open_R.any()):
+        slow = descend(problem.narrow(open_R), guess_RK[open_R])
+        y_RK[open_R] = slow.y_RK
+        solves_R[open_R] += slow.solves_R
     receiver_R1 = problem.receiver_R[:, None]
-    support_RK = support_RK.scatter(1, receiver_R1, False)
-    y_RK = torch.zeros_like(support_RK, dtype=torch.float64)
-    solves_R = torch.zeros_like(problem.receiver_R)
-    fewest_R = solves_R + support_RK.shape[1]
-    patience_R = solves_R + PATIENCE
-    rows = torch.arange(len(support_RK), device=support_RK.device)
-    for _ in range(max_solves):
-        part, supported = problem.narrow(rows), support_RK[rows]
-        found = solve_on(part, supported)
-        y_RK[rows] = found
-        solves_R[rows] += 1
-
-        negative = found < 0.0
-        missed = _missed(part, found).masked_fill_(supported, 0.0)
-        wrong = negative | (missed > 0.0)
-        count = wrong.sum(1)
-        progress = count < fewest_R[rows]
-        patience_R[rows] = torch.where(progress, PATIENCE, patience_R[rows] - 1)
-        fewest_R[rows] = torch.minimum(count, fewest_R[rows])
-        many = negative | (wrong & (missed >= ADD_FRACTION * missed.amax(1, keepdim=True)))
-        support_RK[rows] ^= torch.where((patience_R[rows] < 0)[:, None], _last(wrong), many)
-
-        # Not a number compares false: a row that cannot be solved ends here too.
-        rows = rows[count > 0]
-        if len(rows) == 0:
-            break
-    y_RK.clamp_min_(0.0)
     own_variance_R1 = problem.variance_K[receiver_R1]
     own_R1 = 1.0 / (1.0 + own_variance_R1 * y_RK.sum(1, keepdim=True))
-    return Pivoted((own_variance_R1 * own_R1 * y_RK).scatter_(1, receiver_R1, own_R1), solves_R)
+    return (own_variance_R1 * own_R1 * y_RK).scatter_(1, receiver_R1, own_R1), solves_R
+
+
+def exchange(problem: Problem, support_RK: Tensor) -> Solved:
+    """Block principal pivoting from a guess of the support (false for the receiver itself)."""
+    support_RK = support_RK.clone()
+    y_RK = torch.zeros_like(support_RK, dtype=torch.float64)
+    solves_R = torch.zeros_like(problem.receiver_R)
+    rows = torch.arange(len(support_RK), device=support_RK.device)
+    for _ in range(MAX_EXCHANGES):
+        part = problem.narrow(rows)
+        found_RK = solve_on(part, support_RK[rows])
+        missed_RK = _missed(part, found_RK).masked_fill_(support_RK[rows], 0.0)
+        y_RK[rows] = found_RK
+        solves_R[rows] += 1
+        worst_R1 = missed_RK.amax(1, keepdim=True)
+        change_RK = (found_RK < 0.0) | ((missed_RK > 0.0) & (missed_RK >= ADD_FRACTION * worst_R1))
+        support_RK[rows] ^= change_RK
+        # Not a number compares false: a row that cannot be solved leaves too.
+        rows = rows[change_RK.any(1)]
+        if len(rows) == 0:
+            break
+    return Solved(y_RK.clamp_min_(0.0), _marked(rows, solves_R), solves_R)
+
+
+def descend(problem: Problem, start_RK: Tensor) -> Solved:
+    """The method of Lawson and Hanson, from a feasible `y` (0 for the receiver itself)."""
+    y_RK = start_RK.clone()
+    support_RK = y_RK > 0.0
+    solves_R = torch.zeros_like(problem.receiver_R)
+    rows = torch.arange(len(y_RK), device=y_RK.device)
+    for _ in range(10 + 3 * y_RK.shape[1]):
+        part, before_RK, active_RK = problem.narrow(rows), y_RK[rows], support_RK[rows]
+        found_RK = solve_on(part, active_RK)
+        solves_R[rows] += 1
+        negative_RK = found_RK < 0.0
+        stopped_R1 = negative_RK.any(1, keepdim=True)
+        reach_RK = torch.where(negative_RK, before_RK / (before_RK - found_RK), torch.inf)
+        step_R1 = reach_RK.amin(1, keepdim=True).clamp_max(1.0)
+        leave_RK = negative_RK & (reach_RK == step_R1)
+        moved_RK = torch.where(stopped_R1, before_RK + step_R1 * (found_RK - before_RK), found_RK)
+        y_RK[rows] = moved_RK.masked_fill(leave_RK, 0.0).clamp_min_(0.0)
+
+        missed_RK = _missed(part, found_RK).masked_fill_(active_RK | stopped_R1, 0.0)
+        worst_R1 = missed_RK.amax(1, keepdim=True)
+        enter_RK = (missed_RK > 0.0) & (missed_RK == worst_R1)
+        change_RK = leave_RK | enter_RK
+        support_RK[rows] ^= change_RK
+        rows = rows[change_RK.any(1)]
+        if len(rows) == 0:
+            break
+    return Solved(y_RK, _marked(rows, solves_R), solves_R)
+
+
+def _unscaled(problem: Problem, weights_RK: Tensor) -> Tensor:
+    """The best `y` in the direction of the others' weights: `s a` with `s = sum a / a' P a`."""
+    others_RK = weights_RK.scatter(1, problem.receiver_R[:, None], 0.0)
+    cost_R1 = (others_RK * problem.costs(others_RK)).sum(1, keepdim=True)
+    mass_R1 = others_RK.sum(1, keepdim=True)
+    return torch.where((mass_R1 > 0.0) & (cost_R1 > 0.0), others_RK * (mass_R1 / cost_R1), 0.0)
 
 
 def _missed(problem: Problem, y_RK: Tensor) -> Tensor:
     """`-w_j` where it is more than rounding explains, else 0; 0 for the receiver itself."""
     rounding = 4.0 * torch.finfo(torch.float64).eps * problem.gram_KK.diagonal().amax()
-    allowed_R1 = ACCURACY + rounding * y_RK.sum(1, keepdim=True)
+    allowed_R1 = ACCURACY + rounding * y_RK.abs().sum(1, keepdim=True)
     missed_RK = (1.0 - problem.costs(y_RK)).scatter_(1, problem.receiver_R[:, None], 0.0)
     return torch.where(missed_RK > allowed_R1, missed_RK, 0.0)
 
 
-def _last(wrong_RK: Tensor) -> Tensor:
-    """The last marked entry of every row alone."""
-    position = torch.arange(1, wrong_RK.shape[1] + 1, device=wrong_RK.device)
-    place_RK = wrong_RK * position
-    return wrong_RK & (place_RK == place_RK.amax(1, keepdim=True))
+def _marked(rows: Tensor, like_R: Tensor) -> Tensor:
+    return torch.zeros_like(like_R, dtype=torch.bool).index_fill_(0, rows, True)
 
 
 def solve_on(problem: Problem, support_RK: Tensor) -> Tensor:

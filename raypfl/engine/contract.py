@@ -21,6 +21,8 @@ class RoundReport(NamedTuple):
     """Blocks of client records, by column."""
     traffic: list[dict[str, Any]]
     """Blocks of messages, by column."""
+    diagnostics: dict[str, float]
+    """What the method says about the server's step, by name."""
     participants: int
     server_seconds: float
     evaluation_seconds: float

@@ -104,6 +104,7 @@ class Driver:
             round,
             clients=report.clients,
             traffic=report.traffic,
+            diagnostics=report.diagnostics,
             participants=report.participants,
             round_seconds=seconds,
             server_seconds=report.server_seconds,

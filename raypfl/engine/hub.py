@@ -25,6 +25,8 @@ class Opening(NamedTuple):
     participants: int
     traffic: dict[str, Any]
     """Messages to participants, by column."""
+    diagnostics: dict[str, float]
+    """What the method says about its step, by name."""
     seconds: float
 
 
@@ -69,7 +71,10 @@ class Hub:
             part = take(down, here.to(self.device), method.shared)
             work.append(Work(round, ids[here], part, train, evaluate_pre, evaluate_post))
         messages = method.sent_down(self.net, self.plan, down) if train else []
-        return Opening(len(ids), columns_of(messages), time.perf_counter() - begin), work
+        seconds = time.perf_counter() - begin
+        wanted = train and self.world.config.evaluation.diagnostics
+        diagnostics = method.diagnose(self.net, self.hub, self.plan, down) if wanted else {}
+        return Opening(len(ids), columns_of(messages), diagnostics, seconds), work
 
     def close(self, uploads: Sequence[Upload]) -> float:
         """Aggregate the round that was opened last; returns the seconds it took."""

@@ -36,6 +36,7 @@ class LocalEngine:
         return RoundReport(
             [block for report in reports for block in report.clients],
             [opening.traffic, *(report.traffic for report in reports)],
+            opening.diagnostics,
             opening.participants,
             opening.seconds + closing,
             sum(report.evaluation_seconds for report in reports),
@@ -48,7 +49,7 @@ class LocalEngine:
         records = [block for report in reports for block in report.clients]
         evaluating = sum(report.evaluation_seconds for report in reports)
         working = sum(report.seconds for report in reports)
-        return RoundReport(records, [], 0, opening.seconds, evaluating, working)
+        return RoundReport(records, [], {}, 0, opening.seconds, evaluating, working)
 
     def save(self, building: Path) -> Sequence[Part]:
         parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]

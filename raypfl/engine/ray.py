@@ -184,6 +184,7 @@ class RayEngine:
         return RoundReport(
             [block for report in reports for block in report.clients],
             [opened.traffic, *(report.traffic for report in reports)],
+            opened.diagnostics,
             opened.participants,
             opened.seconds + closing_seconds,
             max(report.evaluation_seconds for report in reports),
@@ -202,7 +203,7 @@ class RayEngine:
         records = [block for report in reports for block in report.clients]
         evaluating = max(report.evaluation_seconds for report in reports)
         working = max(report.seconds for report in reports)
-        return RoundReport(records, [], 0, opened.seconds, evaluating, working)
+        return RoundReport(records, [], {}, 0, opened.seconds, evaluating, working)
 
     def save(self, building: Path) -> Sequence[Part]:
         where = building.absolute()

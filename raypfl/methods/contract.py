@@ -126,6 +126,10 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     def download(self, net: Network, hub: HubT, plan: Plan) -> DownT:
         """What the participants receive, rows in the order of `plan.ids`."""
 
+    def diagnose(self, net: Network, hub: HubT, plan: Plan, down: DownT) -> dict[str, float]:
+        """Numbers about the server's step of this round, by name; asked for by `evaluation.diagnostics`."""
+        return {}
+
     @abstractmethod
     def local_update(self, cohort: Cohort, state: StateT, down: DownT) -> tuple[StateT, UpT]:
         """Train the clients of a cohort; rows of all arguments and results are the cohort's clients."""

@@ -24,9 +24,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypfl.algebra import all_rows_equal, pairwise_distances
+from raypfl.algebra import all_rows_equal, pairwise_distances, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.published import Anchored
+from raypfl.methods.contract import Plan
+from raypfl.methods.published import Anchored, Down, Hub
+from raypfl.training import Network
 
 
 class Config(StrictModel):
@@ -71,6 +73,14 @@ class DiversiFed(Anchored[Config]):
     def rho(self, round: int) -> float:
         return self.config.lam / self.config.eta
 
+    def diagnose(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, float]:
+        """As of all anchored methods, and `farthest`: how many models share the push, exp(entropy of p_i)."""
+        found = super().diagnose(net, hub, plan, down)
+        if found:
+            p_SS = farness(pairwise_distances(rows_of(hub.w, plan.ids)), self.config)
+            found["farthest"] = float(torch.special.entr(p_SS).sum(1).exp().mean())
+        return found
+
 
 def attraction(distance_KK: Tensor, config: Config, eta: float) -> Tensor:
     """`A` with `a_ij = eta f_ij / d_ij`, the weights of `w_j - w_i` in one server step.
@@ -90,22 +100,34 @@ def attraction(distance_KK: Tensor, config: Config, eta: float) -> Tensor:
     others = len(distance_KK) - 1
     if others == 0:
         return torch.zeros_like(distance_KK)
-    squared = config.distance == "squared"
-    measure_KK = distance_KK.square() if squared else distance_KK
-    nearest = 1e-6 * distance_KK.max() + 1e-12
-    coincide_KK = distance_KK <= nearest
-    logits_KK = config.tau * measure_KK / _scale(measure_KK[~coincide_KK], config.distance_scale)
-    p_KK = logits_KK.fill_diagonal_(-torch.inf).softmax(1)
+    nearest = _nearest(distance_KK)
+    p_KK = farness(distance_KK, config)
     mean_pull = 1.0 if config.form == "net" else config.tau
     force_KK = mean_pull / others - config.tau * p_KK
     if config.coupling == "joint":
         force_KK = force_KK + force_KK.T
-    slope_KK = torch.full_like(distance_KK, 2.0) if squared else 1.0 / distance_KK.clamp_min(nearest)
+    if config.distance == "squared":
+        slope_KK = torch.full_like(distance_KK, 2.0)
+    else:
+        slope_KK = 1.0 / distance_KK.clamp_min(nearest)
     a_KK = eta * force_KK * slope_KK * (others if config.reduction == "sum" else 1)
-    a_KK = a_KK.masked_fill(coincide_KK, 0.0)
+    a_KK = a_KK.masked_fill(distance_KK <= nearest, 0.0)
     if config.max_pull is not None:
         a_KK = a_KK * (config.max_pull / a_KK.sum(1).max().clamp_min(config.max_pull))
     return a_KK
+
+
+def farness(distance_KK: Tensor, config: Config) -> Tensor:
+    """`p_ij = softmax_{k != i}(tau d_ik)` at j, or of squared distances: farther is larger, `[K, K]`."""
+    measure_KK = distance_KK.square() if config.distance == "squared" else distance_KK
+    apart = measure_KK[distance_KK > _nearest(distance_KK)]
+    logits_KK = config.tau * measure_KK / _scale(apart, config.distance_scale)
+    return logits_KK.fill_diagonal_(-torch.inf).softmax(1)
+
+
+def _nearest(distance_KK: Tensor) -> Tensor:
+    """Distances up to this one are rounding: the models coincide."""
+    return 1e-6 * distance_KK.max() + 1e-12
 
 
 def _scale(measures: Tensor, kind: str) -> Tensor | float:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from raypfl.algebra import pull_together, replace_rows, rows_of
+from raypfl.algebra import pairwise_distances, pull_together, replace_rows, rows_of
 from raypfl.config import StrictModel
 from raypfl.methods.contract import Clients, Method, Plan
 from raypfl.methods.start import common_start
@@ -90,6 +91,32 @@ class Anchored(Published[ConfigT, Down]):
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         w_SP = rows_of(hub.w, plan.ids)
         return Down(pull_together(self.attraction(w_SP, plan.round), w_SP))
+
+    def diagnose(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, float]:
+        """Distances, coefficients and how far the server moved the models.
+
+        `pulled_distance` and `pushed_distance` are the mean distances of pairs with a positive and a negative
+        coefficient; `pushed` is how many models a client is pushed from, on average.
+        """
+        w_SP = rows_of(hub.w, plan.ids)
+        if len(w_SP) == 1:
+            return {}
+        off_diagonal_SS = ~torch.eye(len(w_SP), dtype=torch.bool, device=w_SP.device)
+        distance_SS, a_SS = pairwise_distances(w_SP), self.attraction(w_SP, plan.round)
+        distances = distance_SS[off_diagonal_SS]
+        moved_S = (down.anchor - w_SP).norm(dim=1).double()
+        return {
+            "distance_min": float(distances.min()),
+            "distance_median": float(distances.median()),
+            "distance_max": float(distances.max()),
+            "pulled_distance": float(distance_SS[a_SS > 0].mean()),
+            "pushed_distance": float(distance_SS[a_SS < 0].mean()),
+            "pushed": float((a_SS < 0).sum(1).double().mean()),
+            "self_weight_min": float(1.0 - a_SS.sum(1).max()),
+            "anchor_shift": float(moved_S.mean()),
+            "anchor_shift_relative": float(moved_S.mean() / distances.median()),
+            "weight_norm_max": float(w_SP.norm(dim=1).max()),
+        }
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         rho = self.rho(cohort.round)

@@ -5,6 +5,7 @@
 | `clients.parquet` | round, client, point, model, split |
 | `rounds.parquet` | round, point, model, split: statistics over clients, traffic and seconds of that round |
 | `traffic.parquet` | message of the simulated system |
+| `diagnostics.parquet` | number that a method gives of its server step, where they are asked for |
 
 Round t is the state after t server updates. Point `post` of round t is after its local training; point
 `pre` of round t is the model as received after it, known only when round t + 1 begins. Every round has the
@@ -16,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -83,6 +85,7 @@ TRAFFIC_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
+DIAGNOSTICS_SCHEMA = pa.schema([*RUN_FIELDS, ("name", TEXT), ("value", pa.float64())])
 GROUP = ("round", "point", "model", "split")
 
 MINIMUM_PAUSE_SECONDS = 2.0
@@ -134,6 +137,7 @@ class Metrics:
         self._clients = table("clients", CLIENT_SCHEMA)
         self._rounds = table("rounds", ROUND_SCHEMA)
         self._traffic = table("traffic", TRAFFIC_SCHEMA)
+        self._diagnostics = table("diagnostics", DIAGNOSTICS_SCHEMA)
         self._costs = {0: RoundCosts(0, 0, 0, 0.0, 0.0, 0.0)}
         self._clock = clock
         self._next_write = -np.inf
@@ -144,6 +148,7 @@ class Metrics:
         *,
         clients: Sequence[Columns],
         traffic: Sequence[Columns],
+        diagnostics: Mapping[str, float] = MappingProxyType({}),
         participants: int,
         round_seconds: float,
         server_seconds: float = 0.0,
@@ -156,6 +161,7 @@ class Metrics:
             clients: blocks of rows, in any order, with columns round, client, point, model, split, accuracy,
                 loss, samples, participant: this round's training and POST rows and the previous round's PRE.
             traffic: blocks of this round's messages: columns src, dst, kind, values, bytes.
+            diagnostics: numbers about the server's step, by name.
             participants: how many clients trained.
             round_seconds: wall-clock seconds of the whole round.
             server_seconds: of these, in the hub.
@@ -175,6 +181,8 @@ class Metrics:
         self._costs = {past: known for past, known in self._costs.items() if past == round - 1}
         self._costs[round] = costs
         self._traffic.append(messages)
+        numbers: Columns = {"name": list(diagnostics), "value": list(diagnostics.values()), "round": round}
+        self._diagnostics.append(_joined([numbers], DIAGNOSTICS_SCHEMA, self._run))
         self._add_clients(clients, training_of=round)
         self.flush()
 
@@ -190,8 +198,7 @@ class Metrics:
             StorageError: a table cannot be written; nothing that was in it is lost.
         """
         begin = self._clock()
-        # Rounds come last: who reads a row there finds its clients and messages.
-        due = [table for table in (self._traffic, self._clients, self._rounds) if table.has_pending]
+        due = [table for table in self._tables() if table.has_pending]
         if not due or (begin < self._next_write and not force):
             return
         for table in due:
@@ -211,7 +218,12 @@ class Metrics:
         for table in (self._clients, self._rounds):
             at_checkpoint = (pc.field("round") == round) & (pc.field("point") == "post")
             table.write(keep=(pc.field("round") < round) | at_checkpoint)
-        self._traffic.write(keep=pc.field("round") <= round)
+        for table in (self._traffic, self._diagnostics):
+            table.write(keep=pc.field("round") <= round)
+
+    def _tables(self) -> tuple[GrowingTable, ...]:
+        # Rounds come last: who reads a row there finds its clients and messages.
+        return self._traffic, self._diagnostics, self._clients, self._rounds
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
         rows = _sorted(_joined(blocks, CLIENT_SCHEMA, self._run), (*GROUP, "client"))

@@ -34,12 +34,12 @@ class Paper:
         self.at.pop(round, lambda: None)()
         blocks = [record(round - 1, "pre")] if evaluate_pre else []
         blocks += [record(round, "post")] if evaluate_post else []
-        return RoundReport(blocks, [], 2, server_seconds=0.0, evaluation_seconds=0.0, work_seconds=0.0)
+        return RoundReport(blocks, [], {}, 2, server_seconds=0.0, evaluation_seconds=0.0, work_seconds=0.0)
 
     def evaluate(self, round: int) -> RoundReport:
         self.asked.append(f"evaluate {round}")
         return RoundReport(
-            [record(round, "pre")], [], 0, server_seconds=0.0, evaluation_seconds=0.0, work_seconds=0.0
+            [record(round, "pre")], [], {}, 0, server_seconds=0.0, evaluation_seconds=0.0, work_seconds=0.0
         )
 
     def save(self, building: Path) -> Sequence[Part]:
