@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
@@ -58,7 +58,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     with _Workshop(console or Console()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
-            settle(workshop.world_of(one)[0])
+            settle(workshop.world_of(one))
         top = RunFolder.create(settings.storage_path, settings.name or _name(settings))
         if len(runs) > 1:
             write_text(top.path / EXPERIMENT, to_yaml(settings))
@@ -104,7 +104,8 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     workshop = _Workshop(Console())
     texts = []
     for label, one in expand(load(config, overrides)).items():
-        texts.append(f"{label}\n{describe(*workshop.world_of(one))}")
+        world = workshop.world_of(one)
+        texts.append(f"{label}\n{describe(world, workshop.pool)}")
     return "\n\n".join(texts)
 
 
@@ -115,7 +116,7 @@ class _Workshop:
         self._console = console
         self._stack = ExitStack()
         self._pool: tuple[str, Pool] | None = None
-        self._shared: tuple[str, object] | None = None
+        self._shared: tuple[str, tuple[Any, Any]] | None = None
         self._crew: Crew | None = None
 
     def __enter__(self) -> _Workshop:
@@ -124,13 +125,18 @@ class _Workshop:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def world_of(self, config: RunConfig) -> tuple[World, Pool]:
+    @property
+    def pool(self) -> Pool:
+        """The data set of the last `world_of`."""
+        assert self._pool is not None
+        return self._pool[1]
+
+    def world_of(self, config: RunConfig) -> World:
         """The data set, read again only when it is another one, dealt to clients that have a model."""
         which = self._which_pool(config)
         if self._pool is None or self._pool[0] != which:
             self._pool = which, data.load(config.data, config.seed)
-        pool = self._pool[1]
-        return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
+        return make_world(config, self.pool, data.partition(config.partition, self.pool, config.seed))
 
     def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
         """Begin or continue one run."""
@@ -142,7 +148,7 @@ class _Workshop:
         if done >= config.rounds and folder.summary.is_file():
             self._console.note(f"{label}: complete, {done} rounds")
             return
-        world, pool = self.world_of(config)
+        world = self.world_of(config)
         if manifest is not None:
             if manifest.partition != world.federation.fingerprint:
                 raise CheckpointError(
@@ -150,13 +156,13 @@ class _Workshop:
                     f"than the checkpoint's ({manifest.partition}). Restore the data that the run began with."
                 )
             world = world._replace(block=manifest.block, width=manifest.width)
-        self._describe(folder, world, pool)
+        self._describe(folder, world)
         metrics = Metrics(
             folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
         )
         metrics.truncate(done)
         figure = ", ".join(method.reported)
-        with folder.log.open("a") as log, closing(self._engine(world, pool)) as engine:
+        with folder.log.open("a") as log, closing(self._engine(world)) as engine:
             console = Both(self._console, PlainConsole(log))
             console.begin(RunTitle(label, config.rounds, done, figure, number, count))
             if checkpoint is not None:
@@ -179,12 +185,12 @@ class _Workshop:
     def _which_pool(self, config: RunConfig) -> str:
         return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
 
-    def _describe(self, folder: RunFolder, world: World, pool: Pool) -> None:
+    def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""
         write_text(folder.config, to_yaml(world.config))
         if not folder.environment.is_file():
             settled = {
-                "data": pool.fingerprint,
+                "data": self.pool.fingerprint,
                 "partition": world.federation.fingerprint,
                 "block": world.block,
                 "width": world.width,
@@ -195,24 +201,27 @@ class _Workshop:
         with folder.partition_table.open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(
-                ["client", "split", "samples", *(f"class_{label}" for label in range(pool.num_classes))]
+                ["client", "split", "samples", *(f"class_{label}" for label in range(self.pool.num_classes))]
             )
-            for row in world.federation.table(pool):
+            for row in world.federation.table(self.pool):
                 table.writerow([row.client, row.split, row.samples, *row.per_class])
 
-    def _engine(self, world: World, pool: Pool) -> Engine:
+    def _engine(self, world: World) -> Engine:
         config = world.config
         if config.engine.name == "local":
-            return LocalEngine(world, pool)
+            return LocalEngine(world, self.pool)
         # Only here, so that everything else works where Ray is not installed.
         from raypfl.engine.placement import connected, place
-        from raypfl.engine.ray import Crew, RayEngine, share
+        from raypfl.engine.ray import Crew, RayEngine, share, stored
 
         if self._shared is None:
             self._nodes = self._stack.enter_context(connected(config.engine.address))
         placement = place(world, self._nodes)
         if self._shared is None or self._shared[0] != self._which_pool(config):
-            self._shared = self._which_pool(config), share(pool)
+            which = self._which_pool(config)
+            self._shared = which, share(self.pool)
+            # This process, too, reads the copy in the object store from now on.
+            self._pool = which, stored(self.pool, self._shared[1])
         if self._crew is not None and self._crew.placement != placement:
             self._crew.close()
             self._crew = None

@@ -33,8 +33,8 @@ NO_VARIANCE = 1e-200
 """Least variance where all clients are equal and none varies: the weights come out uniform."""
 
 SCALE_FLOOR = 1e-6
-"""Least scale of a residual, over the mean squared distance to the centre. Below it, objectives drown in the
-rounding errors of the Gram matrix."""
+"""Least scale of a residual, over the largest squared distance to the centre. Of smaller objectives the
+rounding errors of the Gram matrix are more than a part in 1e8."""
 
 
 class Problem(NamedTuple):
@@ -85,15 +85,15 @@ def certify(problem: Problem, weights_RK: Tensor) -> Certificate:
     """Judge weights by the optimality conditions alone, whatever produced them.
 
     With `g = grad F_i(a)` and `nu = <a, g>`: the gap is `max_j (nu - g_j)`, the residual the largest of the
-    gap, `a_j |g_j - nu|` (both over `F_i(a)`, or over SCALE_FLOOR of the mean squared distance where that
-    is more), `|sum a - 1|` and `max_j -a_j`.
+    gap, `a_j |g_j - nu|` (both over `F_i(a)`, or over SCALE_FLOOR of the largest squared distance where
+    that is more), `|sum a - 1|` and `max_j -a_j`.
     """
     gradient_RK = 2.0 * problem.costs(weights_RK)
     nu_R1 = (weights_RK * gradient_RK).sum(1, keepdim=True)
     gap_R = (nu_R1 - gradient_RK).amax(1).clamp_min(0.0)
     slack_R = (weights_RK * (gradient_RK - nu_R1)).abs().amax(1)
     objective_R = 0.5 * nu_R1[:, 0]
-    floor = SCALE_FLOOR * problem.gram_KK.diagonal().mean()
+    floor = SCALE_FLOOR * problem.gram_KK.diagonal().amax()
     residual_R = torch.maximum(gap_R, slack_R) / torch.maximum(objective_R, floor)
     for violation_R in ((weights_RK.sum(1) - 1.0).abs(), -weights_RK.amin(1)):
         residual_R = torch.maximum(residual_R, violation_R)
@@ -125,11 +125,11 @@ def read_statistics(mean_KP: Tensor, variance_K: Tensor) -> tuple[Tensor, Tensor
         norm_K += torch.linalg.vector_norm(part, dim=1).square()
         part -= part.mean(0)
         gram_KK.addmm_(part, part.T)
-    refuse(~norm_K.isfinite(), "feature means", norm_K, "have a finite sum of squares")
+    _refuse(~norm_K.isfinite(), "sum of squares of the feature means", norm_K, "finite")
     variance_K = variance_K.double()
-    refuse(~variance_K.isfinite(), "variance", variance_K, "be finite")
+    _refuse(~variance_K.isfinite(), "variance", variance_K, "finite")
     rounding_K = NEGLIGIBLE_VARIANCE * norm_K
-    refuse(variance_K < -rounding_K, "variance", variance_K, "not be negative")
+    _refuse(variance_K < -rounding_K, "variance", variance_K, "at least 0")
     variance_K = variance_K.clamp_min(0.0)
     positive = variance_K[variance_K > 0.0]
     smallest = positive.min() if len(positive) else variance_K.new_zeros(())
@@ -137,7 +137,7 @@ def read_statistics(mean_KP: Tensor, variance_K: Tensor) -> tuple[Tensor, Tensor
     return 0.5 * (gram_KK + gram_KK.T), torch.maximum(variance_K, least)
 
 
-def refuse(wrong_K: Tensor, what: str, value_K: Tensor, must: str) -> None:
+def _refuse(wrong_K: Tensor, what: str, value_K: Tensor, must: str) -> None:
     """Name the first row that is marked as wrong.
 
     Raises:
@@ -145,5 +145,7 @@ def refuse(wrong_K: Tensor, what: str, value_K: Tensor, must: str) -> None:
     """
     if bool(wrong_K.any()):
         row = int(wrong_K.to(torch.uint8).argmax())
-        found = f"{what} {float(value_K[row]):g}" if what == "variance" else what
-        raise DataError(f"classifier collaboration: row {row} (of {len(wrong_K)}) has {found}; must {must}.")
+        raise DataError(
+            f"classifier collaboration: row {row} (of {len(wrong_K)}): the {what} is "
+            f"{float(value_K[row]):g}; it must be {must}. Check what this client uploaded."
+        )

@@ -239,6 +239,12 @@ def share(pool: Pool) -> tuple[Any, Any]:
     return ray.put(pool.x), ray.put(pool.y)
 
 
+def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
+    """The data set, read where `share` put it."""
+    x, y = ray.get(list(shared))
+    return pool._replace(x=x, y=y)
+
+
 def _start(kind: type, cpus: float, gpus: float) -> Actor:
     remote: Any = ray.remote(kind)
     actor: Actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
