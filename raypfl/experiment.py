@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import io
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
@@ -19,13 +21,13 @@ from raypfl.engine import driver
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
-from raypfl.engine.world import World, make_world
-from raypfl.errors import CheckpointError, StorageError
+from raypfl.engine.world import World, is_evaluated, make_world, training_device
+from raypfl.errors import CheckpointError, ConfigError, StorageError
 from raypfl.methods import METHODS
 from raypfl.records.environment import environment
-from raypfl.records.files import write_json, write_text
+from raypfl.records.files import storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
-from raypfl.records.manifest import check_same
+from raypfl.records.manifest import Manifest, check_same
 from raypfl.records.metrics import Metrics
 from raypfl.records.ranking import ranked_table, write_summary
 from raypfl.records.summary import summarise
@@ -80,19 +82,29 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
         CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         StorageError: there is no run at `path`.
     """
-    top = Path(path).expanduser().absolute()
-    several = (top / EXPERIMENT).is_file()
-    if not several and not (top / "config.yaml").is_file():
+    top = RunFolder(Path(path).expanduser().absolute())
+    several = (top.path / EXPERIMENT).is_file()
+    recorded = top.path / EXPERIMENT if several else top.config
+    if not recorded.is_file():
         raise StorageError(
-            f"{top} is not a run: it has no config.yaml. Give the folder that the run printed."
+            f"{top.path} is not a run: it has no config.yaml. Give the folder that the run printed."
         )
-    runs = expand(load(top / (EXPERIMENT if several else "config.yaml"), overrides))
+    before, settings = load(recorded), load(recorded, overrides)
+    runs = expand(settings)
+    # One run is compared as it was saved, without the lists that several have of methods and seeds.
+    then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
+    check_same(str(recorded), to_dict(then), to_dict(now))
     with _Workshop(console or Console()) as workshop:
+        for one in {one.seed: one for one in runs.values()}.values():
+            settle(workshop.world_of(one))
+        if several:
+            write_text(recorded, to_yaml(settings))
         for number, (label, one) in enumerate(runs.items(), 1):
-            folder = RunFolder(top / label if several else top)
-            folder.path.mkdir(exist_ok=True)
+            folder = RunFolder(top.path / label) if several else top
+            with storage_errors(folder.path, "create"):
+                folder.path.mkdir(exist_ok=True)
             workshop.work(folder, one, label, number, len(runs))
-        return workshop.finish(RunFolder(top))
+        return workshop.finish(top)
 
 
 def plan(config: Source, overrides: Sequence[str] = ()) -> str:
@@ -140,35 +152,42 @@ class _Workshop:
 
     def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
         """Begin or continue one run."""
-        checkpoint, manifest = driver.at(folder)
-        done = 0 if manifest is None else manifest.round
-        if manifest is not None:
-            check_same(manifest, to_dict(config))
-        method = METHODS[config.method.name]
-        if done >= config.rounds and folder.summary.is_file():
-            self._console.note(f"{label}: complete, {done} rounds")
-            return
-        world = self.world_of(config)
-        if manifest is not None:
-            if manifest.partition != world.federation.fingerprint:
-                raise CheckpointError(
-                    f"{folder.path}: the data now give another partition ({world.federation.fingerprint}) "
-                    f"than the checkpoint's ({manifest.partition}). Restore the data that the run began with."
+        with _alone(folder) as log:
+            checkpoint, manifest = driver.last_checkpoint(folder)
+            done = 0 if manifest is None else manifest.round
+            if done > config.rounds:
+                raise ConfigError(
+                    f"{folder.path} has {done} rounds already, and rounds = {config.rounds} asks for fewer. "
+                    f"Resume with rounds={done} or more."
                 )
-            world = world._replace(block=manifest.block, width=manifest.width)
-        self._describe(folder, world)
-        metrics = Metrics(
-            folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
-        )
-        metrics.truncate(done)
-        figure = ", ".join(method.reported)
-        with folder.log.open("a") as log, closing(self._engine(world)) as engine:
+            if done == config.rounds and folder.summary.is_file():
+                self._console.note(f"{label}: complete, {done} rounds")
+                return
+            world = self.world_of(config)
+            if manifest is not None:
+                _check_unchanged(folder, manifest, world)
+                world = world._replace(block=manifest.block, width=manifest.width)
+            self._describe(folder, world)
+            method = METHODS[config.method.name]
+            metrics = Metrics(
+                folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
+            )
+            metrics.truncate(done, evaluated=is_evaluated(config, done))
+            model, point = method.reported
+            if point not in config.evaluation.points or model not in config.evaluation.models:
+                self._console.note(
+                    f"{label}: evaluation leaves out what papers report of this method ({model}, {point})."
+                )
+            figure = f"{model}, {point}" + (" of the round before" if point == "pre" else "")
             console = Both(self._console, PlainConsole(log))
-            console.begin(RunTitle(label, config.rounds, done, figure, number, count))
-            if checkpoint is not None:
-                engine.restore(checkpoint)
-            driver.Driver(world, engine, folder, metrics, console, done=done, reported=method.reported).run()
-        write_summary(folder.summary, summarise(folder))
+            with closing(self._engine(world)) as engine:
+                console.begin(RunTitle(label, config.rounds, done, figure, number, count))
+                if checkpoint is not None:
+                    engine.restore(checkpoint)
+                driver.Driver(
+                    world, engine, folder, metrics, console, done=done, reported=method.reported
+                ).run()
+            write_summary(folder.summary, summarise(folder))
 
     def finish(self, top: RunFolder) -> Result:
         """Show the ranking and say what to type next."""
@@ -198,13 +217,14 @@ class _Workshop:
             }
             write_json(folder.environment, environment() | settled)
         world.federation.save(folder.partition)
-        with folder.partition_table.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(
-                ["client", "split", "samples", *(f"class_{label}" for label in range(self.pool.num_classes))]
-            )
-            for row in world.federation.table(self.pool):
-                table.writerow([row.client, row.split, row.samples, *row.per_class])
+        table = io.StringIO()
+        rows = csv.writer(table)
+        rows.writerow(
+            ["client", "split", "samples", *(f"class_{label}" for label in range(self.pool.num_classes))]
+        )
+        for row in world.federation.table(self.pool):
+            rows.writerow([row.client, row.split, row.samples, *row.per_class])
+        write_text(folder.partition_table, table.getvalue())
 
     def _engine(self, world: World) -> Engine:
         config = world.config
@@ -228,6 +248,37 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
+
+
+@contextmanager
+def _alone(folder: RunFolder) -> Iterator[TextIO]:
+    """The run's log, locked: two processes in one folder would overwrite each other's tables."""
+    with storage_errors(folder.log):
+        log = folder.log.open("a")
+    with log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageError(
+                f"{folder.path} is in use by another process. Wait for it, or end it."
+            ) from None
+        yield log
+
+
+def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:
+    """Refuse to continue with other settings, data or kind of device than the checkpoint was made with."""
+    check_same(f"the checkpoint of round {manifest.round}", manifest.config, to_dict(world.config))
+    device = training_device(world.config).type
+    for what, then, now in (
+        ("data", manifest.data, world.data),
+        ("partition", manifest.partition, world.federation.fingerprint),
+        ("device", manifest.device, device),
+    ):
+        if then != now:
+            raise CheckpointError(
+                f"{folder.path}: the {what} of its checkpoint is {then}, and is now {now}. Continue with "
+                "what the run began with, or start a new run under another `name=`."
+            )
 
 
 def _typed(program: str) -> str:

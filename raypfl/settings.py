@@ -97,8 +97,13 @@ class EngineConfig(StrictModel):
 
     name: Literal["local", "ray"] = Field("local", description="this process, or Ray actors")
     num_actors: PositiveInt | None = Field(None, description="client hosts; null: one per core or GPU share")
-    clients_per_actor: PositiveInt | None = Field(None, description="instead of num_actors")
-    block: PositiveInt | Literal["auto"] = Field("auto", description="clients dealt and messaged together")
+    clients_per_actor: PositiveInt | None = Field(
+        None,
+        description="instead of num_actors; below the block size it makes blocks smaller (moves last bits)",
+    )
+    block: PositiveInt | Literal["auto"] = Field(
+        "auto", description="clients dealt and messaged together (moves last bits)"
+    )
     width: PositiveInt | Literal["auto"] = Field("auto", description="models per forward (moves last bits)")
     threads: PositiveInt = Field(1, description="torch threads per process (moves last bits)")
     address: str | None = Field(None, description="the Ray cluster; null: one on this machine")
@@ -162,6 +167,16 @@ class Settings(StrictModel):
         if name is not None and (not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts):
             raise ValueError("must be a folder below storage_path")
         return name
+
+    @model_validator(mode="after")
+    def _gpus_for_cuda(self) -> Settings:
+        asked = self.resources.device == "cuda" and self.engine.name == "ray"
+        if asked and not self.resources.num_gpus_per_actor:
+            raise ConfigError(
+                "resources.device = cuda with resources.num_gpus_per_actor = 0: on Ray, actors see only the "
+                "GPUs they ask for. Set resources.num_gpus_per_actor, for instance 0.25 for four hosts a GPU."
+            )
+        return self
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Settings:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import stumbling
@@ -18,7 +19,14 @@ from typer.testing import CliRunner
 import raypfl
 from raypfl.cli import app
 from raypfl.console import Console
-from raypfl.errors import CheckpointError, ClientError, ConfigError, DivergedError, StorageError
+from raypfl.errors import (
+    CheckpointError,
+    ClientError,
+    ConfigError,
+    DivergedError,
+    PlacementError,
+    StorageError,
+)
 from raypfl.records import checkpoints
 
 
@@ -245,3 +253,75 @@ def test_a_pipe_gets_one_plain_line_a_round(tmp_path: Path) -> None:
     assert rounds == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
     assert "[2/2] fedamp-seed2: 2 rounds" in lines
     assert f"Results are in {tmp_path / 'run'}. Next:" in lines
+
+
+def test_fewer_rounds_than_done_are_refused(tmp_path: Path) -> None:
+    path = run(tmp_path, "rounds=4")
+    with pytest.raises(ConfigError, match="has 4 rounds already, and rounds = 2 asks for fewer"):
+        raypfl.resume(path, ["rounds=2"])
+
+
+def test_rounds_that_were_raised_stay_raised(tmp_path: Path) -> None:
+    """Killed again, the experiment goes on to the rounds that were asked for last."""
+    methods = "method=[{name: local},{name: fedavg}]"
+    path = run(tmp_path, methods, "rounds=2")
+    raypfl.resume(path, ["rounds=3"])
+    console = Watching()
+    raypfl.resume(path, console=console)
+    assert console.rounds == []
+    assert [note for note in console.notes if "complete" in note] == [
+        "local-seed3: complete, 3 rounds",
+        "fedavg-seed3: complete, 3 rounds",
+    ]
+
+
+def test_settings_hold_before_the_first_checkpoint_too(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(round: int) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path, console=Watching(kill))
+    with pytest.raises(CheckpointError, match=r"training\.optimizer\.lr: 0\.1 -> 0\.5"):
+        raypfl.resume(tmp_path / "run", ["training.optimizer.lr=0.5"])
+
+
+def test_a_refused_override_does_not_stick(tmp_path: Path) -> None:
+    path = run(tmp_path, "rounds=2", "engine.block=2")
+    with pytest.raises(PlacementError, match="4 client hosts for 2 blocks"):
+        raypfl.resume(path, ["rounds=3", "engine.num_actors=4"])
+    console = Watching()
+    raypfl.resume(path, ["rounds=3"], console=console)
+    assert console.rounds == [3]
+
+
+def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
+    refusals = []
+
+    def resume_beside(round: int) -> None:
+        with pytest.raises(StorageError, match="is in use by another process") as caught:
+            raypfl.resume(tmp_path / "run")
+        refusals.append(caught.value)
+
+    run(tmp_path, "rounds=1", console=Watching(resume_beside))
+    assert len(refusals) == 1
+
+
+def test_other_data_than_the_run_began_with_are_refused(tmp_path: Path) -> None:
+    def write(shade: int) -> None:
+        labels = np.arange(80) % 4
+        images = np.full((80, 4, 4), shade, np.uint8) + labels[:, None, None].astype(np.uint8)
+        half = {"images": images, "labels": labels}
+        np.savez(
+            tmp_path / "own.npz",
+            **{f"{split}_{name}": array for split in ("train", "test") for name, array in half.items()},
+        )
+
+    write(0)
+    data = f"data={{name: npz, file: {tmp_path / 'own.npz'}}}"
+    path = run(tmp_path, data, "rounds=2", "model={name: linear}", "partition={name: iid, num_clients: 4}")
+    write(100)
+    with pytest.raises(CheckpointError, match=r"the data of its checkpoint is \w+, and is now \w+"):
+        raypfl.resume(path, ["rounds=3"])

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from raypfl.errors import StorageError
-from raypfl.records.files import write_yaml
+from raypfl.records.files import write_text
 from raypfl.records.folder import RunFolder
 from raypfl.records.metrics import SERVER, Metrics
 from raypfl.result import Result
@@ -13,7 +13,7 @@ from raypfl.result import Result
 
 def make_run(storage, name, *, method, seed=0, accuracy=0.5):
     folder = RunFolder.create(storage, name)
-    write_yaml(folder.config, {"seed": seed})
+    write_text(folder.config, f"seed: {seed}\n")
     metrics = Metrics(folder.metrics, method=method, seed=seed, reported=("personalised", "post"))
     client = {"client": [0, 1], "accuracy": [accuracy, 1.0], "loss": 0.5, "samples": 10, "participant": True}
     group = {"round": 1, "point": "post", "model": "personalised", "split": "test"}
@@ -63,7 +63,7 @@ def test_no_run_there(tmp_path):
 
 def test_a_run_without_tables_says_so(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    write_yaml(folder.config, {})
+    write_text(folder.config, "{}\n")
     with pytest.raises(StorageError, match=r"cannot read .*clients\.parquet"):
         Result(folder.path).clients()
 

@@ -17,7 +17,7 @@ import numpy as np
 from raypfl.configuration import to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
-from raypfl.engine.world import World
+from raypfl.engine.world import World, is_evaluated, training_device
 from raypfl.errors import DivergedError, PlacementError
 from raypfl.records import checkpoints
 from raypfl.records.folder import RunFolder
@@ -82,7 +82,7 @@ class Driver:
     def _step(self, stop: threading.Event) -> bool:
         """A round, or the evaluation after the last one; returns whether that was all."""
         try:
-            if self._round == self._config.rounds:
+            if self._round >= self._config.rounds:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
                     self._metrics.add_evaluation(self._engine.evaluate(self._round).clients)
                 return True
@@ -116,11 +116,11 @@ class Driver:
         )
 
     def _due(self, round: int) -> bool:
-        return round % self._config.evaluation.every == 0 or round == self._config.rounds
+        return is_evaluated(self._config, round)
 
     def _checkpoint_due(self) -> bool:
         every = self._config.checkpoint.every
-        return self._round == self._config.rounds or (every > 0 and self._round % every == 0)
+        return self._round >= self._config.rounds or (every > 0 and self._round % every == 0)
 
     def _save(self) -> None:
         # Tables first: a checkpoint promises that everything up to its round is on disk.
@@ -135,6 +135,8 @@ class Driver:
             width=world.width,
             threads=self._config.engine.threads,
             partition=world.federation.fingerprint,
+            data=world.data,
+            device=training_device(self._config).type,
         )
         checkpoints.commit(building, manifest, parts)
         checkpoints.prune(self._folder.checkpoints, self._config.checkpoint.keep)
@@ -159,7 +161,7 @@ class Driver:
             self._engine.restore(checkpoint)
         except HostsLost as another:
             return self._recover(another)
-        self._metrics.truncate(back)
+        self._metrics.truncate(back, evaluated=self._due(back))
         self._round = back
 
     def _accuracy(self, report: RoundReport) -> float | None:
@@ -207,7 +209,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def at(folder: RunFolder) -> tuple[Path | None, Manifest | None]:
+def last_checkpoint(folder: RunFolder) -> tuple[Path | None, Manifest | None]:
     """The last checkpoint of a run and what it says of itself; Nones if there is none.
 
     Raises:

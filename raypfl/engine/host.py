@@ -159,7 +159,7 @@ class ClientHost:
         cohort = self._cohort(participants, round)
         with self._phase("local update", participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
-        self._check_finite(round, participants, cohort.losses, own)
+        self._check_finite(round, participants, cohort.losses, (*own, *up))
         records.append(
             {
                 "round": round,
@@ -190,9 +190,11 @@ class ClientHost:
                 f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}"
             ) from None
 
-    def _check_finite(self, round: int, participants: Tensor, losses: Tensor | None, state: AnyRows) -> None:
+    def _check_finite(
+        self, round: int, participants: Tensor, losses: Tensor | None, fields: Sequence[Tensor]
+    ) -> None:
         finite = torch.ones(len(participants), dtype=torch.bool, device=self.device)
-        for rows in (*state, *(() if losses is None else (losses,))):
+        for rows in (*fields, *(() if losses is None else (losses,))):
             if rows.is_floating_point():
                 finite &= rows.flatten(1).isfinite().all(1) if rows.dim() > 1 else rows.isfinite()
         if not finite.all():

@@ -11,7 +11,7 @@ from raypfl.engine.contract import RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost
 from raypfl.engine.hub import Hub
-from raypfl.engine.world import World, pick_device, torch_threads
+from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
 
 
@@ -20,8 +20,8 @@ class LocalEngine:
 
     def __init__(self, world: World, pool: Pool) -> None:
         self._stack = ExitStack()
-        self._stack.enter_context(torch_threads(world.config.engine.threads))
-        device = pick_device(world.config)
+        self._stack.enter_context(settled_arithmetic(world.config.engine.threads))
+        device = training_device(world.config)
         dealt = deal(world, world.config.engine.num_actors or 1)
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]

@@ -153,7 +153,11 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     else:
         _knock(address)
         options |= {"address": address}
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "on this machine" if address is None else f"at {address}"
+        raise PlacementError(f"no Ray cluster {where}: {error}") from None
     try:
         yield _nodes()
     finally:

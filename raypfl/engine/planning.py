@@ -15,7 +15,7 @@ from raypfl.engine.host import ClientHost, Work
 from raypfl.engine.hub import Hub
 from raypfl.engine.messages import take
 from raypfl.engine.placement import Node, Placement, connected, place
-from raypfl.engine.world import World, pick_device, torch_threads
+from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.errors import PlacementError
 
 FLOAT_BYTES = 4
@@ -28,21 +28,27 @@ PROCESS_BYTES = 400 * 2**20
 def this_machine() -> Node:
     """What Ray would find here."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Node(os.cpu_count() or 1, torch.cuda.device_count(), memory)
+    return Node(len(os.sched_getaffinity(0)), torch.cuda.device_count(), memory)
 
 
 def settle(world: World) -> tuple[Placement, list[Node]]:
     """The placement, checked against the cluster that the run would use."""
     engine = world.config.engine
+    training_device(world.config)
     if engine.name == "local":
-        return Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
-    address = engine.address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        nodes = [this_machine()]
+        placement, nodes = Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
     else:
-        with connected(address) as found:
-            nodes = found
-    return place(world, nodes), nodes
+        nodes = _nodes(engine.address or os.environ.get("RAY_ADDRESS"))
+        placement = place(world, nodes)
+    deal(world, placement.num_hosts)
+    return placement, nodes
+
+
+def _nodes(address: str | None) -> list[Node]:
+    if address is None:
+        return [this_machine()]
+    with connected(address) as found:
+        return found
 
 
 def describe(world: World, pool: Pool) -> str:
@@ -57,8 +63,8 @@ def describe(world: World, pool: Pool) -> str:
     placement, nodes = settle(world)
     dealt = deal(world, placement.num_hosts)
     config = world.config
-    device = pick_device(config)
-    with torch_threads(config.engine.threads):
+    device = training_device(config)
+    with settled_arithmetic(config.engine.threads):
         net = world.network(device)
         hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)

@@ -14,9 +14,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import ray
-import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 
 from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
@@ -25,11 +30,14 @@ from raypfl.engine.host import ClientHost, Upload, Work
 from raypfl.engine.hub import Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.placement import Placement
-from raypfl.engine.world import World, pick_device
+from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
 from raypfl.errors import PlacementError, RaypflError
 from raypfl.records.manifest import Part
 
 Actor: TypeAlias = "ActorHandle[Any]"
+
+LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError)
+"""What Ray raises when an actor, its node, or a message that only they held is gone."""
 
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
@@ -44,8 +52,8 @@ class _Host:
         """Become a host of this run, at the state before its first round."""
         # The rows of the run before go first: those of two runs may not fit.
         vars(self).pop("host", None)
-        torch.set_num_threads(world.config.engine.threads)
-        self.device = pick_device(world.config)
+        settle_arithmetic(world.config.engine.threads)
+        self.device = training_device(world.config)
         self.host = ClientHost(world, blocks, x, y, self.device)
 
     def work(self, work: Work) -> tuple[Any, Any]:
@@ -70,8 +78,8 @@ class _Hub:
     def begin(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
         """Become the hub of this run, at the state before its first round."""
         vars(self).pop("hub", None)
-        torch.set_num_threads(world.config.engine.threads)
-        self.device = pick_device(world.config)
+        settle_arithmetic(world.config.engine.threads)
+        self.device = server_device(world.config)
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
 
     def open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> tuple[Any, ...]:
@@ -136,7 +144,7 @@ class Crew:
             )
         try:
             ray.get(ready)
-        except RayActorError as error:
+        except LOST as error:
             raise PlacementError(f"an actor died while it started: {error}") from None
 
     def processes(self) -> dict[str, int]:
@@ -259,7 +267,7 @@ def _free() -> str:
 def _alive(actor: Actor) -> bool:
     try:
         ray.get(actor.ready.remote())
-    except RayActorError:
+    except LOST:
         return False
     return True
 
@@ -279,12 +287,12 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
         return results
     except RayTaskError as error:
         _claim([*calls, *unread])
-        if isinstance(error.cause, RayActorError):
+        if isinstance(error.cause, LOST):
             raise HostsLost(str(error.cause)) from None
         if isinstance(error.cause, RaypflError):
             raise error.cause from None
         raise
-    except RayActorError as error:
+    except LOST as error:
         _claim([*calls, *unread])
         raise HostsLost(str(error)) from None
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from raypfl.data import Federation, Pool
+from raypfl.errors import PlacementError
 from raypfl.methods import METHODS, Clients, Method
 from raypfl.models import build
 from raypfl.rng import key, numpy_generator, torch_seeded
@@ -42,6 +43,8 @@ class World(NamedTuple):
     num_classes: int
     label_counts: np.ndarray
     """Training samples a client and class, int64 `[N, C]`."""
+    data: str
+    """Fingerprint of the data set."""
     block: int
     """Client ids are dealt, and their rows kept, in blocks of this many."""
     width: int
@@ -102,13 +105,15 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     width = _width(config, module, federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
-    return World(config, federation, input_shape, pool.num_classes, counts, block, min(width, block))
+    return World(
+        config, federation, input_shape, pool.num_classes, counts, pool.fingerprint, block, min(width, block)
+    )
 
 
 def _width(config: RunConfig, module: nn.Module, num_clients: int) -> int:
     if config.engine.width != "auto":
         return config.engine.width
-    if pick_device(config).type == "cuda":
+    if training_device(config).type == "cuda":
         widest = WIDTH_ON_GPU
     else:
         widest = 1 if any(isinstance(part, _ConvNd) for part in module.modules()) else WIDTH_ON_CPU
@@ -136,12 +141,32 @@ def make_network(
     )
 
 
-def pick_device(config: RunConfig) -> torch.device:
-    """The device of hosts and hub; `auto` takes a GPU where this process sees one."""
-    wanted = config.resources.device
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+def training_device(config: RunConfig) -> torch.device:
+    """The device that clients train on, the same wherever it is asked.
+
+    On Ray, actors see the GPUs that they ask for and no others, whatever the driver's machine has.
+
+    Raises:
+        PlacementError: `resources.device` is cuda, and there is none.
+    """
+    wanted, there = config.resources.device, torch.cuda.is_available()
+    if config.engine.name == "ray":
+        return torch.device("cuda" if wanted != "cpu" and config.resources.num_gpus_per_actor else "cpu")
+    if wanted == "cuda" and not there:
+        raise PlacementError("resources.device = cuda, and this machine has no usable GPU. Use auto or cpu.")
+    return torch.device("cuda" if wanted != "cpu" and there else "cpu")
+
+
+def server_device(config: RunConfig) -> torch.device:
+    """The device of the server: on Ray the one it asks for, else the clients'."""
+    if config.engine.name == "ray" and not config.resources.num_gpus_server:
+        return torch.device("cpu")
+    return training_device(config)
+
+
+def is_evaluated(config: RunConfig, round: int) -> bool:
+    """Whether models are evaluated after `round`: every so often, and always after the last."""
+    return round % config.evaluation.every == 0 or round == config.rounds
 
 
 def samples_on(device: torch.device, x: np.ndarray, y: np.ndarray) -> Samples:
@@ -157,15 +182,28 @@ def as_tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Compute with a fixed number of threads, since the bits of a sum depend on it."""
-    before = torch.get_num_threads()
+def settle_arithmetic(threads: int) -> None:
+    """Whatever the bits of a sum depend on: the number of threads, and what a GPU may choose or round."""
     torch.set_num_threads(threads)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@contextmanager
+def settled_arithmetic(threads: int) -> Iterator[None]:
+    """`settle_arithmetic` for a while, in a process that is somebody else's."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = torch.get_num_threads(), matmul.allow_tf32
+    flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+    settle_arithmetic(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        matmul.allow_tf32 = before[1]
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = flags
 
 
 def _sample(draw: int, population: int, count: int) -> Tensor:

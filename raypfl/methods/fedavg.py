@@ -24,7 +24,9 @@ class Hub(NamedTuple):
     """Held by the server."""
 
     w: Tensor
-    """The global model's travelling columns, `[1, shared]`."""
+    """The global model's parameters, `[1, P]`."""
+    statistics: Tensor
+    """Its running statistics, where they travel, `[1, b]`."""
 
 
 class State(NamedTuple):
@@ -38,14 +40,18 @@ class Down(NamedTuple):
     """To a participant."""
 
     w: Tensor
-    """The global model, the same for everyone, `[1, shared]`."""
+    """The global model, the same for everyone, `[1, P]`."""
+    statistics: Tensor
+    """Its running statistics, where they travel, `[1, b]`."""
 
 
 class Up(NamedTuple):
     """From a participant."""
 
     w: Tensor
-    """The locally trained model, `[K, shared]`."""
+    """The locally trained model, `[K, P]`."""
+    statistics: Tensor
+    """Its running statistics, where they travel, `[K, b]`."""
 
 
 class Config(StrictModel):
@@ -60,29 +66,30 @@ class FedAvg(Method[Config, Hub, State, Down, Up]):
     Config = Config
     hub_type = Hub
     state_type = State
-    shared = frozenset({"w"})
+    shared = frozenset({"w", "statistics"})
     reported = ("global", "pre")
     summary = "FedAvg: one global model, the weighted mean of locally trained ones"
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.shared].clone())
+        start = common_start(net, self.seed)
+        return Hub(start[:, net.weights].clone(), start[:, net.travelling].clone())
 
     def init_state(self, net: Network, clients: Clients) -> State:
         return State(common_start(net, self.seed, len(clients.ids))[:, net.private].clone())
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        return Down(hub.w)
+        return Down(hub.w, hub.statistics)
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net = cohort.net
-        w = cohort.fit(net.assemble(down.w, state.private), cross_entropy).w
-        return State(w[:, net.private].clone()), Up(w[:, net.shared].clone())
+        w = cohort.fit(net.assemble(*down, *state), cross_entropy).w
+        return State(w[:, net.private].clone()), Up(w[:, net.weights].clone(), w[:, net.travelling].clone())
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
-        return net.assemble(down.w if up is None else up.w, state.private)
+        return net.assemble(*(down if up is None else up), *state)
 
     def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.private)
+        return net.assemble(*down, *state)
 
     def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        return Hub(weighted_mean(plan.sizes, up.w))
+        return Hub(weighted_mean(plan.sizes, up.w), weighted_mean(plan.sizes, up.statistics))

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raypfl.errors import StorageError
 
 
@@ -65,8 +63,3 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write indented JSON atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
-    """Write YAML atomically, keys in the order given."""
-    write_text(path, yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))

@@ -23,6 +23,10 @@ MAY_DIFFER = (
     "engine.address",
     "resources.*",
     "checkpoint.*",
+    # The data themselves are compared by their fingerprint.
+    "data.root",
+    "data.file",
+    "data.download",
 )
 """Keys that say where, how long or how safely a run goes, and do not change its numbers."""
 
@@ -40,7 +44,7 @@ class Part(StrictModel):
 class Manifest(StrictModel):
     """Everything beside the tensors that a run needs to continue to the same bits."""
 
-    model_config = ConfigDict(ser_json_inf_nan="constants")
+    model_config = ConfigDict(ser_json_inf_nan="constants", allow_inf_nan=True)
 
     format: Literal[1] = 1
     round: int  # completed server updates
@@ -50,6 +54,8 @@ class Manifest(StrictModel):
     width: int  # rows a forward
     threads: int  # torch threads per process
     partition: str  # fingerprint of the clients' sample indices
+    data: str  # fingerprint of the data set as normalised
+    device: str  # kind of device that clients train on
     parts: tuple[Part, ...] = ()  # filled in by `commit`
 
     @model_validator(mode="before")
@@ -69,19 +75,24 @@ def config_hash(config: JsonValue | Mapping[str, JsonValue]) -> str:
 
 
 def check_same(
-    manifest: Manifest, config: Mapping[str, JsonValue], *, may_differ: Collection[str] = MAY_DIFFER
+    what: str,
+    before: Mapping[str, JsonValue],
+    config: Mapping[str, JsonValue],
+    *,
+    may_differ: Collection[str] = MAY_DIFFER,
 ) -> None:
-    """Refuse to continue a checkpoint under a configuration that would give other numbers.
+    """Refuse to continue under a configuration that would give other numbers.
 
     Args:
-        manifest: of the checkpoint.
+        what: what has the earlier configuration, for the message.
+        before: the complete resolved configuration it began with.
         config: the complete resolved configuration now.
         may_differ: dotted keys, or patterns like `resources.*`, that are not compared.
 
     Raises:
-        CheckpointError: lists each key that differs, with the checkpoint's value and the one now.
+        CheckpointError: lists each key that differs, with the earlier value and the one now.
     """
-    then, now = dict(_leaves(manifest.config)), dict(_leaves(config))
+    then, now = dict(_leaves(before)), dict(_leaves(config))
     differences = [
         f"    {key}: {then.get(key, ABSENT)} -> {now.get(key, ABSENT)}"
         for key in sorted(then.keys() | now.keys())
@@ -90,8 +101,7 @@ def check_same(
     if differences:
         listed = "\n".join(differences)
         raise CheckpointError(
-            f"the checkpoint of round {manifest.round} belongs to another configuration "
-            f"(key: checkpoint -> now):\n{listed}\n"
+            f"{what} belongs to another configuration (key: then -> now):\n{listed}\n"
             "Resume without these changes, or start a new run under another `name=`."
         )
 

@@ -104,6 +104,10 @@ class RoundCosts(NamedTuple):
     evaluation_seconds: float  # of it, in evaluation
 
 
+NO_COSTS: Final = RoundCosts(0, 0, 0, 0.0, 0.0, 0.0)
+"""Of round 0, the models before any training."""
+
+
 class Metrics:
     """The tables of one run (one method, one seed)."""
 
@@ -138,7 +142,7 @@ class Metrics:
         self._rounds = table("rounds", ROUND_SCHEMA)
         self._traffic = table("traffic", TRAFFIC_SCHEMA)
         self._diagnostics = table("diagnostics", DIAGNOSTICS_SCHEMA)
-        self._costs = {0: RoundCosts(0, 0, 0, 0.0, 0.0, 0.0)}
+        self._costs = {0: NO_COSTS}
         self._clock = clock
         self._next_write = -np.inf
 
@@ -206,18 +210,24 @@ class Metrics:
         end = self._clock()
         self._next_write = end + max(MINIMUM_PAUSE_SECONDS, PAUSE_PER_COST * (end - begin))
 
-    def truncate(self, round: int) -> None:
+    def truncate(self, round: int, *, evaluated: bool = True) -> None:
         """Go back to the checkpoint of `round`, whose PRE rows are recorded again when the next one runs.
+
+        Args:
+            round: completed rounds.
+            evaluated: whether `round` is one that is evaluated; a last round that no longer is the last may
+                not be, and then keeps its training rows only.
 
         Raises:
             StorageError: the tables end before that round, or cannot be written; no row is dropped then.
         """
         self.flush(force=True)
-        if round > 0:
-            self._costs = {round: self._stored_costs(round)}
+        self._costs = {round: self._stored_costs(round) if round > 0 else NO_COSTS}
+        last = pc.field("point") == "post"
+        if not evaluated:
+            last &= pc.field("split") == "train"
         for table in (self._clients, self._rounds):
-            at_checkpoint = (pc.field("round") == round) & (pc.field("point") == "post")
-            table.write(keep=(pc.field("round") < round) | at_checkpoint)
+            table.write(keep=(pc.field("round") < round) | ((pc.field("round") == round) & last))
         for table in (self._traffic, self._diagnostics):
             table.write(keep=pc.field("round") <= round)
 

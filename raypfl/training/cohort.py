@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -128,14 +128,14 @@ class Cohort:
             moments: the optimizer's memory of an earlier round; fresh if absent.
             on_gradient: `on_gradient(g, batch, *rows)` before a step; may change the gradients `[k, P]`.
             after_step: `after_step(w, batch, *rows)` after a step; may change the trained columns `[k, P]`.
-            purpose: name of the shuffles' keys.
+            purpose: name of the keys of shuffles and random layers.
         """
         net = self.net
         chosen = self.training.optimizer if optimizer is None else optimizer
         loop = _Loop(
             objective=objective,
             optimizer=chosen,
-            lr=chosen.lr * self.training.lr_decay ** (self.round - 1),
+            lr=chosen.lr * self.training.decay(self.round),
             epochs=self.training.epochs if epochs is None else epochs,
             columns=net.weights if columns is None else columns,
             rho=0.0 if pull is None else pull[0],
@@ -146,17 +146,20 @@ class Cohort:
         if moments is None:
             moments = chosen.moments(w[:, loop.columns])
         anchor = w.new_zeros(1, 0) if pull is None else pull[1]
-        w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows)
+        w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
         self.losses = losses
         return Fit(w, Moments(*memory))
 
-    def run(self, work: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+    def run(
+        self, work: Callable[..., tuple[Tensor, ...]], *rows: Tensor, purpose: str = "work"
+    ) -> tuple[Tensor, ...]:
         """Work the cohort off in chunks of `width` clients, longest sequence of batches first.
 
         Args:
             work: `work(chunk, *rows) -> tensors [k, ...]`; the chunk is a cohort of its own whose `batches`
                 may be drawn. Methods with their own inner loops enter here.
             rows: tensors `[K, ...]`, handed over narrowed to the chunk; a single row is shared.
+            purpose: name of the keys of random layers; another one for each pass of a round.
 
         Returns:
             The tensors of all chunks, rows in the order of this cohort.
@@ -172,7 +175,7 @@ class Cohort:
             chunk = self._chunk(chosen)
             at = torch.tensor(chosen, device=self.net.device)
             try:
-                with chunk._noise():
+                with chunk._noise(purpose):
                     parts.append(
                         work(chunk, *(tensor if len(tensor) == 1 else tensor[at] for tensor in rows))
                     )
@@ -242,11 +245,10 @@ class Cohort:
             width=len(rows),
         )
 
-    def _noise(self) -> AbstractContextManager[None]:
+    def _noise(self, purpose: str) -> AbstractContextManager[None]:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
-        if not self.net.random:
-            return nullcontext()
-        return torch_seeded(key(self.seed, "noise", self.round, int(self.ids[0])), self.net.device)
+        draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
+        return torch_seeded(draw, self.net.device)
 
 
 class _Loop(NamedTuple):

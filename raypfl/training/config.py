@@ -24,6 +24,6 @@ class TrainingConfig(StrictModel):
     optimizer: Optimizer = Adam()
     lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate after every round")
 
-    def learning_rate(self, round: int) -> float:
-        """The learning rate of round `round` (the first round is 1)."""
-        return self.optimizer.lr * self.lr_decay ** (round - 1)
+    def decay(self, round: int) -> float:
+        """The factor on learning rates in round `round` (the first round is 1)."""
+        return self.lr_decay ** (round - 1)

@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
@@ -50,9 +49,9 @@ class Network:
         statistics: the columns of the buffers.
         body: the extractor, with the buffers where they travel.
         shared: everything that travels when a whole model does; `private`: the columns that stay at home.
+        travelling: the columns of buffers that travel, none or all.
         width: columns of a row, padding included.
         coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
-        random: the forward pass draws random numbers (dropout).
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class Network:
         self.body = slice(num_head, travels)
         self.shared = slice(0, travels)
         self.private = slice(travels, used)
+        self.travelling = slice(num_weights, travels)
         self.num_weights = num_weights
         self.width = -(-used // ALIGNMENT) * ALIGNMENT
         modules = list(module.modules())
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
-        self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
 
     def draw(self, key: int) -> Tensor:

@@ -41,7 +41,9 @@ def layout(hosts: int, *, block: int, width: int) -> dict[str, object]:
 def commit(engine: LocalEngine, folder: Path, round: int) -> Path:
     parts = engine.save(building := checkpoints.begin(folder, round))
     config = to_dict(engine.hub.world.config)
-    manifest = Manifest(round=round, config=config, block=2, width=2, threads=1, partition="toy")
+    manifest = Manifest(
+        round=round, config=config, block=2, width=2, threads=1, partition="toy", data="toy", device="cpu"
+    )
     return checkpoints.commit(building, manifest, parts)
 
 

@@ -15,7 +15,7 @@ def world(sizes: list[int], block: int) -> World:
     """A run of clients with so many samples each, of one class."""
     federation = SimpleNamespace(num_clients=len(sizes))
     counts = np.array(sizes)[:, None]
-    return World(None, federation, (1,), 1, counts, block, 1)
+    return World(None, federation, (1,), 1, counts, "toy", block, 1)
 
 
 def test_blocks_are_consecutive_ids_and_the_last_may_be_short():

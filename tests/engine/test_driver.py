@@ -19,6 +19,7 @@ from raypfl.engine.driver import MAX_LOSSES
 from raypfl.errors import DivergedError, PlacementError
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+from raypfl.records.metrics import Metrics
 from raypfl.result import Result
 
 
@@ -209,3 +210,26 @@ def test_a_run_in_a_thread_leaves_signals_alone(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert seen == [before] and paper.asked[-1] == "evaluate 1"
+
+
+def test_a_late_loss_before_the_first_checkpoint_replays_from_the_start(tmp_path: Path) -> None:
+    world, _ = small_world("rounds=4", "checkpoint.every=0")
+    paper = Paper({4: fail(HostsLost("gone"))})
+    path = drive(world, paper, tmp_path / "run")
+    assert [asked for asked in paper.asked if asked.startswith(("round 1", "restore"))] == [
+        "round 1 pre post",
+        "restore the start",
+        "round 1 pre post",
+    ]
+    clients = Result(path).clients()
+    assert not clients.duplicated(["round", "client", "point"]).any()
+    assert set(clients["round"]) == {0, 1, 2, 3, 4}
+
+
+def test_a_round_that_is_no_longer_the_last_keeps_only_what_an_undisturbed_run_has(tmp_path: Path) -> None:
+    """Round 5 of 5 is evaluated; round 5 of 7 with `every=3` is not."""
+    world, _ = small_world("rounds=5", "evaluation.every=3")
+    path = drive(world, Paper(), tmp_path / "run")
+    metrics = Metrics(path / "metrics", method="fedamp", seed=3, reported=("personalised", "post"))
+    metrics.truncate(5, evaluated=False)
+    assert set(Result(path).clients()["round"]) == {0, 3}

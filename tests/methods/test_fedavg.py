@@ -13,7 +13,7 @@ METHOD = FedAvg(Config())
 
 def aggregate(sizes, rows):
     plan = Plan(1, torch.arange(len(sizes)), torch.tensor(sizes))
-    return METHOD.aggregate(None, Hub(rows[:1]), Up(rows), plan).w
+    return METHOD.aggregate(None, Hub(rows[:1], rows[:1, :0]), Up(rows, rows[:, :0]), plan).w
 
 
 def test_weights_are_shares_of_samples():
@@ -53,7 +53,7 @@ def test_only_participants_enter(toy):
 def test_everybody_is_evaluated_on_the_one_global_model(toy):
     """Also who was away: PRE is what was received, POST what a participant trained from it."""
     history = toy.run(METHOD, 2, lambda round: [1, 3])
-    down, state = Down(history[0].hub.w), history[1].state
+    down, state = Down(*history[0].hub), history[1].state
     for rows in (METHOD.global_model(toy.net, state, down), METHOD.personalised(toy.net, state, down)):
         assert torch.equal(toy.weights(rows.expand(4, -1)), history[0].hub.w.expand(4, -1))
     trained = METHOD.personalised(toy.net, take(state, torch.tensor([1, 3])), down, history[1].up)

@@ -46,7 +46,14 @@ class Nothing(NamedTuple):
 
 def manifest(round=10, **changes):
     return Manifest(
-        round=round, config={**CONFIG, **changes}, block=4, width=1, threads=1, partition="fingerprint"
+        round=round,
+        config={**CONFIG, **changes},
+        block=4,
+        width=1,
+        threads=1,
+        partition="fingerprint",
+        data="content",
+        device="cpu",
     )
 
 
@@ -260,7 +267,7 @@ def test_check_same_lists_what_differs():
         "rounds": 500,
     }
     with pytest.raises(CheckpointError) as caught:
-        check_same(manifest(), now)
+        check_same("the checkpoint", CONFIG, now)
     listed = [line.strip() for line in str(caught.value).splitlines() if " -> " in line]
     assert listed[1:] == ["method.rho: (absent) -> 1.0", "method.tau: 0.5 -> 0.9", "seed: 1 -> 2"]
 
@@ -268,7 +275,7 @@ def test_check_same_lists_what_differs():
 def test_check_same_allows_what_changes_no_number():
     engine = {"name": "ray", "num_actors": 8, "block": 4}
     elsewhere = {**CONFIG, "name": "other", "rounds": 20, "engine": engine, "checkpoint": {"every": 1}}
-    check_same(manifest(), elsewhere)
-    check_same(manifest(list=[1, 2]), {**elsewhere, "list": (1, 2)})
+    check_same("the run", CONFIG, elsewhere)
+    check_same("the run", {**CONFIG, "list": [1, 2]}, {**elsewhere, "list": (1, 2)})
     with pytest.raises(CheckpointError, match="rounds: 10 -> 20"):
-        check_same(manifest(), elsewhere, may_differ=["name", "engine.*", "checkpoint.*"])
+        check_same("the run", CONFIG, elsewhere, may_differ=["name", "engine.*", "checkpoint.*"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from raypfl.config import StrictModel
@@ -81,10 +81,11 @@ class StoredConfig(ImageConfig):
     download: bool = True
     """Download what is missing, once a node, with checksums."""
 
-    @property
-    def folder(self) -> Path:
-        """`root` as an absolute path."""
-        return self.root.expanduser().absolute()
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, root: Path) -> Path:
+        """A saved configuration means the same folder wherever it is read."""
+        return root.expanduser().absolute()
 
 
 def check(name: str, images: Images) -> None:

@@ -55,12 +55,12 @@ class MedmnistConfig(StoredConfig):
 
         require(
             self.name,
-            self.folder,
+            self.root,
             [Expected(file, "md5", info["MD5"])],
             download=download if self.download else None,
             python=(
                 f"import medmnist; "
-                f"medmnist.{info['python_class']}(split='test', root={str(self.folder)!r}, download=True)"
+                f"medmnist.{info['python_class']}(split='test', root={str(self.root)!r}, download=True)"
             ),
         )
-        return read_images(self.folder / file, self.val_split, num_classes=len(info["label"]))
+        return read_images(self.root / file, self.val_split, num_classes=len(info["label"]))

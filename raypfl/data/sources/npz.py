@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raypfl.data.files import read_npz, verify_sha256
 from raypfl.data.sources.images import ImageConfig, Images
@@ -30,12 +30,17 @@ class NpzConfig(ImageConfig):
     val_split: ValidationSplit = "append"
     """Whether `val_*`, if there, is appended to the training split or left out."""
 
+    @field_validator("file")
+    @classmethod
+    def _absolute(cls, file: Path) -> Path:
+        """A saved configuration means the same file in whatever folder it is read."""
+        return file.expanduser().absolute()
+
     def read(self) -> Images:
         """See `ImageConfig.read`."""
-        path = self.file.expanduser().absolute()
         if self.sha256 is not None:
-            verify_sha256(path, self.sha256)
-        return read_images(path, self.val_split)
+            verify_sha256(self.file, self.sha256)
+        return read_images(self.file, self.val_split)
 
 
 def read_images(path: Path, val_split: ValidationSplit, num_classes: int | None = None) -> Images:

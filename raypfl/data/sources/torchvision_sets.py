@@ -56,18 +56,18 @@ class TorchvisionConfig(StoredConfig):
                 dataset(folder, download=True, **split)
 
         statements = "; ".join(
-            f"{class_name}({str(self.folder)!r}, download=True, {option}={value!r})"
+            f"{class_name}({str(self.root)!r}, download=True, {option}={value!r})"
             for split in splits
             for option, value in split.items()
         )
         require(
             self.name,
-            self.folder,
+            self.root,
             _files(dataset),
             download=download if self.download else None,
             python=f"from torchvision.datasets import {class_name}; {statements}",
         )
-        train, test = (dataset(self.folder, **split) for split in splits)
+        train, test = (dataset(self.root, **split) for split in splits)
         x = np.concatenate([_channels_first(train), _channels_first(test)])
         y = np.concatenate([_labels(train), _labels(test)])
         return Images(x, y, len(_labels(train)), 100 if self.name == "cifar100" else 10, white=255.0)
