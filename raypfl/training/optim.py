@@ -40,7 +40,7 @@ class SGD(StrictModel):
     """Stochastic gradient descent as `torch.optim.SGD` defines it (no dampening)."""
 
     name: Literal["sgd"] = "sgd"
-    lr: float = Field(0.01, gt=0.0, le=1e6, description="learning rate")
+    lr: float = Field(0.01, gt=0.0, description="learning rate")
     momentum: float = Field(0.0, ge=0.0, lt=1.0)
     weight_decay: float = Field(0.0, ge=0.0)
     nesterov: bool = False
@@ -70,7 +70,7 @@ class Adam(StrictModel):
     """Adam as `torch.optim.Adam` defines it."""
 
     name: Literal["adam"] = "adam"
-    lr: float = Field(1e-3, gt=0.0, le=1e6, description="learning rate")
+    lr: float = Field(1e-3, gt=0.0, description="learning rate")
     beta1: float = Field(0.9, ge=0.0, lt=1.0)
     beta2: float = Field(0.999, ge=0.0, lt=1.0)
     eps: float = Field(1e-8, gt=0.0)
@@ -89,7 +89,7 @@ class AdamW(StrictModel):
     """Adam with decoupled weight decay as `torch.optim.AdamW` defines it."""
 
     name: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0.0, le=1e6, description="learning rate")
+    lr: float = Field(1e-3, gt=0.0, description="learning rate")
     beta1: float = Field(0.9, ge=0.0, lt=1.0)
     beta2: float = Field(0.999, ge=0.0, lt=1.0)
     eps: float = Field(1e-8, gt=0.0)
