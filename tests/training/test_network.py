@@ -47,6 +47,14 @@ def test_columns_are_head_extractor_buffers_padding():
     assert torch.equal(row[0, 125:], torch.zeros(3, dtype=torch.float64))
 
 
+def test_tensors_are_cut_from_the_weights_in_column_order():
+    net = Network(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "1")
+    sizes = [columns.stop - columns.start for columns in net.tensors]
+    assert sizes == [6, 2, 12, 3], "the head's weight and bias, then the extractor's"
+    assert [0, *(columns.stop for columns in net.tensors)] == [0, 6, 8, 20, 23]
+    assert net.tensors[-1].stop == net.num_weights
+
+
 @each_module
 def test_rows_are_a_multiple_of_16(build):
     net = network(build)
