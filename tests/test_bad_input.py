@@ -145,3 +145,15 @@ def test_the_traceback_is_there_when_asked_for(tmp_path: Path) -> None:
     result = raypfl(tmp_path, "training.epoch=3", before=("--traceback",))
     assert result.exit_code != 0
     assert type(result.exception).__name__ == "ConfigError"
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedrod", "fedtc"])
+def test_a_method_that_splits_a_model_without_hidden_layer(tmp_path: Path, method: str) -> None:
+    """Said before there is a folder: the only layer is the head."""
+    result = raypfl(
+        tmp_path, f"method={{name: {method}}}", "model={name: linear}", "training.optimizer={name: sgd}"
+    )
+    message = refused(result, "ConfigError")
+    assert f"method {method} shares the layers before the head" in message
+    assert "model.head = 'head' covers every layer" in message
+    assert not (tmp_path / "runs").exists()

@@ -31,6 +31,19 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     return out_KP
 
 
+def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
+    """`C W`, accumulated in float64: `[R, P]` in the dtype of `w_KP`.
+
+    Args:
+        coefficients_RK: what each receiver takes of each model, float64 `[R, K]`.
+        w_KP: rows `[K, P]`.
+    """
+    out_RP = w_KP.new_empty(len(coefficients_RK), w_KP.shape[1])
+    for columns in column_blocks(w_KP.shape[1]):
+        out_RP[:, columns] = coefficients_RK @ w_KP[:, columns].double()
+    return out_RP
+
+
 def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
     """`sum_k p_k w_k` with the weights scaled to sum to one: `[1, P]` in the dtype of `w_KP`.
 
@@ -41,10 +54,7 @@ def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
         w_KP: rows `[K, P]`.
     """
     share_1K = (weights_K.double() / weights_K.double().sum())[None]
-    mean_1P = w_KP.new_empty(1, w_KP.shape[1])
-    for columns in column_blocks(w_KP.shape[1]):
-        mean_1P[:, columns] = share_1K @ w_KP[:, columns].double()
-    return mean_1P
+    return mix(share_1K, w_KP)
 
 
 def replace_rows(w_NP: Tensor, ids_S: Tensor, new_SP: Tensor) -> Tensor:

@@ -239,6 +239,9 @@ class ClientHost:
             models["global"] = method.global_model(net, state, nobody)
         cohort = self._cohort(ids[wanted], round)
         chosen = wanted.nonzero()[:, 0].to(self.device)
+        tried = {model: kept[chosen] for model, kept in models.items() if kept is not None}
+        if "personalised" in tried:
+            tried["personalised"] = method.adapted(cohort, tried["personalised"])
         return [
             {
                 "round": round,
@@ -251,10 +254,9 @@ class ClientHost:
                 "samples": samples,
                 "participant": taking_part[wanted].numpy(),
             }
-            for model, models_rows in models.items()
-            if models_rows is not None
+            for model, tried_rows in tried.items()
             for split in self.splits
-            for accuracy, loss, samples in [score(cohort, models_rows[chosen], split)]
+            for accuracy, loss, samples in [score(cohort, tried_rows, split)]
         ]
 
     def _models(

@@ -105,9 +105,12 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     width = _width(config, module, federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
-    return World(
+    world = World(
         config, federation, input_shape, pool.num_classes, counts, pool.fingerprint, block, min(width, block)
     )
+    cpu = torch.device("cpu")
+    world.method().check(world.network(cpu), world.clients(cpu), config.training)
+    return world
 
 
 def _width(config: RunConfig, module: nn.Module, num_clients: int) -> int:

@@ -1,6 +1,6 @@
 """What a method is: client code and server code over rows, with every piece of state and message declared.
 
-A round, for all methods:
+Before a run, `method.check(...)` refuses what the method cannot work with. A round, for all methods:
 
     plan = method.plan(...)                        who takes part
     down = method.download(net, hub, plan)         what each participant receives
@@ -8,6 +8,9 @@ A round, for all methods:
     state, up = method.local_update(cohort, state, down)
            evaluation POST                         method.personalised(net, state, down, up)
     hub  = method.aggregate(net, hub, up, plan)
+
+What is evaluated as personalised is `method.adapted(cohort, rows)`, for methods whose model is a start to be
+adapted; the others leave the rows as they are.
 
 State, messages and hub are NamedTuples of tensors: all that survives a round, is sent, counted,
 checkpointed and restored. Nothing that a method receives may be modified in place.
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from raypfl.config import StrictModel
 from raypfl.training.cohort import Cohort
+from raypfl.training.config import TrainingConfig
 from raypfl.training.network import Network
 
 Point = Literal["pre", "post"]
@@ -104,6 +108,13 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         self.config = config
         self.seed = seed
 
+    def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
+        """Refuse a network, clients or training that the method cannot work with; called before a run starts.
+
+        Raises:
+            ConfigError: says which setting, its value, and what to do.
+        """
+
     @abstractmethod
     def init_hub(self, net: Network, clients: Clients) -> HubT:
         """What the server holds before the first round."""
@@ -141,6 +152,14 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     def absent(self, net: Network, state: StateT, down: DownT) -> Tensor:
         """The rows a client would use that does not take part; of `down` it has the shared fields only."""
         return self.personalised(net, state, down)
+
+    def adapted(self, cohort: Cohort, w: Tensor) -> Tensor:
+        """What clients make of their models `[K, width]` with training data, just for being evaluated.
+
+        Called at every evaluation with the rows of `personalised` or `absent` of whoever is evaluated, and a
+        cohort of these clients, whose round is the round of the record. Nothing of it is kept.
+        """
+        return w
 
     def global_model(self, net: Network, state: StateT, down: DownT) -> Tensor | None:
         """Rows of the server's one model as each client would run it, if the method has one."""

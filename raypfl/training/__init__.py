@@ -6,6 +6,7 @@ from raypfl.training.config import TrainingConfig
 from raypfl.training.losses import cross_entropy, cross_entropy_per_sample
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Adam, AdamW, Moments
+from raypfl.training.two_heads import TwoHeads, fit_two_heads
 
 __all__ = [
     "SGD",
@@ -20,6 +21,8 @@ __all__ = [
     "Rows",
     "Samples",
     "TrainingConfig",
+    "TwoHeads",
     "cross_entropy",
     "cross_entropy_per_sample",
+    "fit_two_heads",
 ]

@@ -9,13 +9,15 @@ those that still have work at a step are a prefix, and nothing is computed for t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raypfl.rng import numpy_generator
+
+Cut = TypeVar("Cut", int, Tensor)
 
 
 class Samples(NamedTuple):
@@ -41,13 +43,40 @@ class Batch(NamedTuple):
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Mean over each client's own samples of a `[k, B]` quantity: `[k]`."""
-        if self.mask is None:
-            return per_sample.mean(1)
-        return (per_sample * self.mask).sum(1) / self.sizes
+        return per_sample.mean(1) if self.mask is None else self.sum(per_sample) / self.sizes
 
     def sum(self, per_sample: Tensor) -> Tensor:
         """Sum over each client's own samples of a `[k, B]` quantity: `[k]`."""
-        return per_sample.sum(1) if self.mask is None else (per_sample * self.mask).sum(1)
+        if self.mask is None:
+            return per_sample.sum(1)
+        # Not a product with the mask: padding may have an infinite loss (a class that a client lacks).
+        return per_sample.masked_fill(self.mask == 0, 0.0).sum(1)
+
+    def split(self, parts: int) -> tuple[Batch, ...]:
+        """Every client's samples cut into disjoint batches, as even as they come; later ones are larger.
+
+        A client with fewer samples than parts has samples in several of them; none is ever empty.
+        """
+        if self.mask is None:
+            length = self.y.shape[1]
+            cuts = [_part(length, number, parts) for number in range(parts)]
+            return tuple(
+                Batch(
+                    self.rows, self.x[:, lo:hi], self.y[:, lo:hi], None, torch.full_like(self.sizes, hi - lo)
+                )
+                for lo, hi in cuts
+            )
+        index_1B = torch.arange(-(-self.y.shape[1] // parts), device=self.y.device)[None]
+        row_k1 = torch.arange(len(self.y), device=self.y.device)[:, None]
+        found = []
+        for number in range(parts):
+            lo_k, hi_k = _part(self.sizes.long(), number, parts)
+            size_k = hi_k - lo_k
+            mask_kB = (index_1B < size_k[:, None]).to(self.sizes.dtype)
+            at_kB = (lo_k[:, None] + index_1B).clamp_max(self.y.shape[1] - 1)
+            x, y = self.x[row_k1, at_kB], self.y[row_k1, at_kB]
+            found.append(Batch(self.rows, x, y, mask_kB, size_k.to(self.sizes.dtype)))
+        return tuple(found)
 
     def narrow(self, tensor: Tensor) -> Tensor:
         """The rows of `tensor` `[K, ...]` that belong to this batch; a single row is shared by all."""
@@ -76,7 +105,13 @@ def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[
 
 
 def shuffled(
-    indices: Sequence[np.ndarray], draws: Sequence[int], epochs: int, batch_size: int
+    indices: Sequence[np.ndarray],
+    draws: Sequence[int],
+    epochs: int,
+    batch_size: int,
+    *,
+    steps: int | None = None,
+    drop_short: bool = False,
 ) -> list[Schedule]:
     """Every client's own schedule: `epochs` reshuffled passes, the last short batch of a pass kept.
 
@@ -85,11 +120,19 @@ def shuffled(
         draws: one key a client; the schedule of a client depends on its key and samples alone.
         epochs: passes.
         batch_size: samples a step.
+        steps: so many batches for everybody, out of as many reshuffled passes as they take, in place of
+            `epochs`.
+        drop_short: leave out a last short batch, unless it is the only one of its pass.
     """
     plans = []
     for own, draw in zip(indices, draws, strict=True):
-        passes = numpy_generator(draw).permuted(np.broadcast_to(own, (epochs, len(own))), axis=1)
-        plans.append(_cut(passes, batch_size))
+        count = len(own)
+        whole = batch_size if drop_short and count > batch_size else 1
+        used = count // whole * whole
+        passes = epochs if steps is None else -(-steps // max(1, -(-used // batch_size)))
+        order = numpy_generator(draw).permuted(np.broadcast_to(own, (passes, count)), axis=1)
+        plan = _cut(order[:, :used], batch_size)
+        plans.append(plan if steps is None else Schedule(plan.rows[:, :steps], plan.sizes[:, :steps]))
     return plans
 
 
@@ -151,6 +194,12 @@ def padding(data: Samples, num_clients: int) -> Batch:
     """A batch of clients none of whom has a sample."""
     nothing = torch.zeros(num_clients, 1, dtype=torch.int64, device=data.x.device)
     return _gather(data, nothing, slice(0, num_clients), np.zeros(num_clients, np.int64))
+
+
+def _part(count: Cut, number: int, parts: int) -> tuple[Cut, Cut]:
+    """Where one of so many parts of `count` samples begins and ends; at least one sample."""
+    lo, hi = count * number // parts, count * (number + 1) // parts
+    return lo, hi + (hi == lo)
 
 
 def _gather(data: Samples, index_kB: Tensor, rows: slice | Tensor, sizes: np.ndarray) -> Batch:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raypfl.errors import ClientError, RaypflError
+from raypfl.errors import ClientError, RaypflError, ShapeError
 from raypfl.rng import key, torch_seeded
 from raypfl.training.batches import Batch, Samples, gather, in_order, padding, shuffled, steps_of, together
 from raypfl.training.config import Optimizer, TrainingConfig
@@ -94,7 +94,7 @@ class Cohort:
     def label_counts(self) -> Tensor:
         """Training samples of each client and class, int64 `[K, C]`."""
         labels, classes = self.data.pool.y, self.data.num_classes
-        own_labels = (labels[torch.from_numpy(own)] for own in self.data.train)
+        own_labels = (labels[torch.tensor(own)] for own in self.data.train)
         return torch.stack([torch.bincount(own, minlength=classes) for own in own_labels])
 
     def fit(
@@ -188,16 +188,32 @@ class Cohort:
         back = torch.tensor(order, device=self.net.device).argsort()
         return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))
 
-    def batches(self, epochs: int | None = None, purpose: str = "batches") -> Iterator[Batch]:
+    def batches(
+        self,
+        epochs: int | None = None,
+        purpose: str = "batches",
+        *,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        drop_short: bool = False,
+    ) -> Iterator[Batch]:
         """This round's batches, reshuffled every epoch; only inside `run`, where sequences are sorted.
 
         `batch.rows` says which rows of the chunk take part; a step may come as several batches where batch
         statistics forbid padding.
+
+        Args:
+            epochs: passes; the configuration's if absent.
+            purpose: name of the shuffles' keys.
+            steps: so many batches for every client, in place of `epochs`.
+            batch_size: samples a step; the configuration's if absent.
+            drop_short: leave out a last short batch, unless it is the only one of its pass.
         """
         draws = [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
         count = self.training.epochs if epochs is None else epochs
         own, indices = gather(self.data.pool, self.data.train)
-        plan = together(shuffled(indices, draws, count, self.training.batch_size))
+        size = self.training.batch_size if batch_size is None else batch_size
+        plan = together(shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short))
         return steps_of(plan, own, pad=not self.net.coupled)
 
     def pass_over(
@@ -229,20 +245,49 @@ class Cohort:
         with torch.no_grad():
             return self.run(work, w)[0]
 
+    def on_features(self, w: Tensor) -> Cohort:
+        """These clients with the features of their training samples in place of the samples.
+
+        Every client's features are those of its own row of `w` `[K, width]`, in evaluation mode. What trains
+        heads alone may be given this cohort, with `m.classify(batch.x)`, and runs the extractor once a sample
+        instead of once an epoch; its batches are the same.
+
+        Raises:
+            ShapeError: the network has batch statistics or dropout; its features differ from step to step.
+        """
+        if self.net.coupled or self.net.random:
+            raise ShapeError("features of networks with batch normalisation or dropout cannot be kept")
+        pool, sizes = self.data.pool, [len(own) for own in self.data.train]
+        flat = torch.from_numpy(np.concatenate(self.data.train)).to(pool.x.device)
+        with torch.no_grad():
+            parts = [
+                self.net.bind(w[row : row + 1]).features(pool.x[part][None])[0]
+                for row, own in enumerate(flat.split(sizes))
+                for part in own.split(PASS_BATCH)
+            ]
+        ranges = np.split(np.arange(len(flat)), np.cumsum(sizes)[:-1])
+        nothing = [own[:0] for own in ranges]
+        features = Samples(torch.cat(parts), pool.y[flat])
+        data = ClientData(features, self.data.num_classes, ranges, nothing, nothing)
+        return self._with(data, self.ids, self.width)
+
     def each(self, w: Tensor, fn: Callable[[Rows], Tensor]) -> Tensor:
         """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""
         with torch.no_grad():
             return self.run(lambda chunk, w: (fn(self.net.bind(w)),), w)[0]
 
     def _chunk(self, rows: list[int]) -> Cohort:
+        return self._with(self.data.take(rows), self.ids[rows], len(rows))
+
+    def _with(self, data: ClientData, ids: Tensor, width: int) -> Cohort:
         return Cohort(
             self.net,
-            self.data.take(rows),
-            self.ids[rows],
+            data,
+            ids,
             round=self.round,
             seed=self.seed,
             training=self.training,
-            width=len(rows),
+            width=width,
         )
 
     def _noise(self, purpose: str) -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
 """A module bound to rows: N models of one architecture are a matrix `[N, width]`.
 
-Column order of a row: head | extractor | floating-point buffers | zeros up to a multiple of 16, so that
-every row starts aligned (an unaligned row changes the last bits of a batch of one sample) and every piece
-a method names is one contiguous slice.
+Column order of a row: head | extractor | floating-point buffers, first the extractor's | zeros up to a
+multiple of 16, so that every row starts aligned (an unaligned row changes the last bits of a batch of one
+sample) and every piece a method names is one contiguous slice.
 """
 
 # K models, B samples a model.
@@ -10,6 +10,7 @@ a method names is one contiguous slice.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -17,6 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
@@ -47,11 +49,16 @@ class Network:
     Attributes:
         head, extractor, weights: column slices; `weights` is both.
         statistics: the columns of the buffers.
-        body: the extractor, with the buffers where they travel.
+        body: the extractor, with its buffers where they travel.
+        kept: the buffers that stay at home when only the body travels: the head's, or all.
         shared: everything that travels when a whole model does; `private`: the columns that stay at home.
         travelling: the columns of buffers that travel, none or all.
+        head_name: where the head begins, as it was given.
+        linear_head: the head is one linear layer, so sums of heads give sums of logits.
+        tensors: the columns of each parameter tensor, in column order.
         width: columns of a row, padding included.
         coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
+        random: there are dropout layers, so features differ from pass to pass.
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class Network:
         device: torch.device | str = "cpu",
     ) -> None:
         self._build = build
-        self._head_name = head
+        self.head_name = head
         self.dtype = dtype
         self.device = torch.device(device)
         with torch_seeded(0):
@@ -76,7 +83,8 @@ class Network:
         head_slots, extractor_slots = _parameter_slots(self._head), _parameter_slots(self._extractor)
         self._slots = [*head_slots, *extractor_slots]
         self._num_head_slots = len(head_slots)
-        self._buffer_slots = [*_buffer_slots(self._head), *_buffer_slots(self._extractor)]
+        own_buffers = _buffer_slots(self._extractor)
+        self._buffer_slots = [*own_buffers, *_buffer_slots(self._head)]
 
         num_head, num_extractor, num_buffers = (
             sum(slot.size for slot in slots) for slots in (head_slots, extractor_slots, self._buffer_slots)
@@ -88,25 +96,31 @@ class Network:
         self.extractor = slice(num_head, num_weights)
         self.weights = slice(0, num_weights)
         self.statistics = slice(num_weights, used)
-        self.body = slice(num_head, travels)
+        body = num_weights + sum(slot.size for slot in own_buffers) if buffers == "average" else num_weights
+        self.body = slice(num_head, body)
+        self.kept = slice(body, used)
         self.shared = slice(0, travels)
         self.private = slice(travels, used)
         self.travelling = slice(num_weights, travels)
+        ends = list(itertools.accumulate(slot.size for slot in self._slots))
+        self.tensors = [slice(end - slot.size, end) for slot, end in zip(self._slots, ends, strict=True)]
         self.num_weights = num_weights
+        self.linear_head = _is_linear(self._head)
         self.width = -(-used // ALIGNMENT) * ALIGNMENT
         modules = list(module.modules())
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
+        self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
 
     def draw(self, key: int) -> Tensor:
         """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""
         with torch_seeded(key):
-            extractor, head = split_at(self._build(), self._head_name)
+            extractor, head = split_at(self._build(), self.head_name)
         slots = [
-            slot
-            for find in (_parameter_slots, _buffer_slots)
-            for part in (head, extractor)
-            for slot in find(part)
+            *_parameter_slots(head),
+            *_parameter_slots(extractor),
+            *_buffer_slots(extractor),
+            *_buffer_slots(head),
         ]
         parts = [getattr(slot.owner, slot.name).detach().reshape(-1).to(self.dtype) for slot in slots]
         row = torch.zeros(1, self.width, dtype=self.dtype)
@@ -300,6 +314,11 @@ def _bound(slots: Sequence[Slot], pieces: Sequence[Tensor], table: str) -> Itera
     finally:
         for held, slot, tensor in zip(tables, slots, before, strict=True):
             held[slot.name] = tensor
+
+
+def _is_linear(head: nn.Module) -> bool:
+    layers = list(head.children()) if isinstance(head, nn.Sequential) else [head]
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
 
 
 def _parameter_slots(module: nn.Module) -> list[Slot]:

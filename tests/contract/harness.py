@@ -38,8 +38,6 @@ SIZES = (7, 5, 3, 1, 4, 9)
 ONE_SAMPLE = SIZES.index(1)
 BATCH = 3
 TRAINING = TrainingConfig(epochs=2, batch_size=BATCH, optimizer=SGD(lr=0.1, momentum=0.5))
-FULL_BATCH = TrainingConfig(epochs=1, batch_size=max(SIZES), optimizer=SGD(lr=0.1))
-"""Training in which shuffles do not matter."""
 NOBODY = torch.zeros(0, dtype=torch.int64)
 
 
@@ -183,6 +181,10 @@ class Simulation:
 
         cohort = self._cohort(self.clients.ids, self.rounds)
         return float((cohort.pass_over(self.models(), measure) / self.clients.sizes).mean())
+
+    def cohort(self, ids: Tensor) -> Cohort:
+        """Some clients with their data, in the round that was last."""
+        return self._cohort(ids, self.rounds)
 
     def _cohort(self, ids: Tensor, round: int) -> Cohort:
         data = self.data.take(ids.tolist())

@@ -10,8 +10,16 @@ from raypfl.methods import METHODS, Method
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
+from raypfl.methods.fedcac import Config as FedCAC
+from raypfl.methods.fedper import Config as FedPer
+from raypfl.methods.fedrep import Config as FedRep
+from raypfl.methods.fedrod import Config as FedRoD
+from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
+from raypfl.methods.fedtc import Config as FedTC
 from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
+from raypfl.methods.per_fedavg import Config as PerFedAvg
+from raypfl.methods.pfedme import Config as PFedMe
 from raypfl.training import Network
 
 Payload = Callable[[Network, int], int]
@@ -32,6 +40,21 @@ def model(net: Network, participants: int) -> int:
     return net.shared.stop
 
 
+def body(net: Network, participants: int) -> int:
+    """Whatever travels of an extractor."""
+    return net.body.stop - net.body.start
+
+
+def mask(net: Network, participants: int) -> int:
+    """A bit a parameter, in whole bytes."""
+    return -(-net.num_weights // 8)
+
+
+def model_and_hypernetwork(net: Network, participants: int) -> int:
+    """Whatever travels of a model, and a perceptron from 3 classes over 4 units to a head."""
+    return net.shared.stop + 4 * (3 + 1) + (net.head.stop - net.head.start) * (4 + 1)
+
+
 def others(net: Network, participants: int) -> int:
     """The parameters of all other participants."""
     return (participants - 1) * net.num_weights
@@ -44,8 +67,12 @@ class Row(NamedTuple):
     options: StrictModel
     up: Payload
     down: Payload
-    away: Literal["own", "newest"] = "own"
-    """What a client that does not take part would use: its own last model, or the newest shared one."""
+    masks_up: Payload = nothing
+    """Bytes of bit masks that a participant sends besides."""
+    away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
+    """What a client that does not take part would use: its own last model, the newest shared one, the newest
+    extractor with its own head, the newest shared model with its own head added to that model's, or that with
+    what the newest shared parameters make of its own label shares."""
     collaborates: bool = True
     """Whether a client's data ever reach the others' models."""
     sent_as_stored: bool = True
@@ -80,4 +107,48 @@ TABLE = [
         sent_as_stored=False,
         collaborates=False,
     ),
+    Row("fedper", FedPer(), up=body, down=body, away="own head"),
+    Row("fedrep", FedRep(head_epochs=2), up=body, down=body, away="own head"),
+    Row("fedrep fresh features", FedRep(features="fresh"), up=body, down=body, away="own head"),
+    Row("fedrep uniform", FedRep(head_epochs=2, aggregation="uniform"), up=body, down=body, away="own head"),
+    Row("fedrod", FedRoD(), up=model, down=model, away="own residual"),
+    Row("fedrod zero", FedRoD(personal_init="zero"), up=model, down=model, away="own residual"),
+    Row(
+        "fedrod_hyper",
+        FedRoDHyper(hidden=4),
+        up=model_and_hypernetwork,
+        down=model_and_hypernetwork,
+        away="own shares",
+    ),
+    Row("fedtc", FedTC(classifier_lr=0.1), up=model, down=model, away="own head"),
+    Row(
+        "fedtc live both reset",
+        FedTC(classifier_lr=0.1, shared_head="live", local_loss_to_extractor=True, momentum_state="reset"),
+        up=model,
+        down=model,
+        away="own head",
+    ),
+    Row("per_fedavg", PerFedAvg(alpha=0.1, beta=0.3), up=model, down=model, away="newest"),
+    Row(
+        "per_fedavg hessian_free parts",
+        PerFedAvg(variant="hessian_free", draw="parts", alpha=0.1, beta=0.3),
+        up=model,
+        down=model,
+        away="newest",
+    ),
+    Row(
+        "per_fedavg exact",
+        PerFedAvg(variant="exact", alpha=0.1, beta=0.3),
+        up=model,
+        down=model,
+        away="newest",
+    ),
+    Row("pfedme", PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3), up=model, down=model),
+    Row(
+        "pfedme of w, some batches, beyond the mean",
+        PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, beta=1.5, local_batches=4, pm="w"),
+        up=model,
+        down=model,
+    ),
+    Row("fedcac", FedCAC(beta=5.0), up=weights, down=weights, masks_up=mask),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from raypfl.configuration import to_dict
 from raypfl.engine.local import LocalEngine
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Manifest
+from raypfl.training import Cohort
 
 N = len(SIZES)
 
@@ -136,11 +138,17 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
     participants = {client for (_, client, _, _, split) in found.records if split == "train"}
     assert len(participants) == N // 2
     sent = Counter()
+    masks = 0
     for src, dst, _, values, size in found.messages:
-        assert size == 4 * values
+        assert size in (values, 4 * values)
         assert {src, dst} - {-1} <= participants
-        sent["up" if dst == -1 else "down"] += values
+        if size == values:
+            assert dst == -1
+            masks += values
+        else:
+            sent["up" if dst == -1 else "down"] += values
     payload = {"up": row.up(engine.hub.net, N // 2), "down": row.down(engine.hub.net, N // 2)}
+    assert masks == row.masks_up(engine.hub.net, N // 2) * (N // 2)
     assert sent == {way: values * (N // 2) for way, values in payload.items() if values}
 
 
@@ -159,3 +167,27 @@ def test_traces_that_differ_are_told_apart(federation):
     assert same(one, Trace(*one)) and not same(one, other)
     assert not same(one, one._replace(records=other.records))
     assert not same(one, one._replace(state=other.state))
+
+
+@each_method
+def test_what_is_evaluated_is_what_clients_make_of_their_models(row, federation, monkeypatch):
+    """Models adapted to zeros lose log 3, in and out of training; nothing else notices."""
+    expected = trace(engine_of(row, federation), (1, 2))
+    engine = engine_of(row, federation)
+    asked = []
+
+    def adapted(cohort: Cohort, w: torch.Tensor) -> torch.Tensor:
+        asked.extend((cohort.round, client) for client in cohort.ids.tolist())
+        assert len(w) == len(cohort)
+        return torch.zeros_like(w)
+
+    for host in engine.hosts:
+        monkeypatch.setattr(host.method, "adapted", adapted)
+    found = trace(engine, (1, 2))
+    losses = {key: figures[1] for key, figures in found.records.items() if key[4] == "test"}
+    for (round, client, point, model, split), loss in losses.items():
+        known = expected.records[round, client, point, model, split][1]
+        assert loss == pytest.approx(math.log(3) if model == "personalised" else known)
+    # Before and after each of two rounds.
+    assert Counter(asked) == {(round, client): [1, 2, 1][round] for round in range(3) for client in range(N)}
+    assert same(found._replace(records=expected.records), expected)

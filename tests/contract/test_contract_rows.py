@@ -8,12 +8,14 @@ from functools import partial
 
 import pytest
 import torch
-from harness import FULL_BATCH, NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
+from harness import NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
 from method_table import TABLE
 
 from raypfl.engine.messages import encode, take
 from raypfl.methods import METHODS
 from raypfl.methods.contract import SERVER
+from raypfl.rng import key
+from raypfl.training import cohort
 
 N = len(SIZES)
 SOME = (0, ONE_SAMPLE, 4)
@@ -60,9 +62,13 @@ def test_order_of_participants_does_not_matter(row, federation):
 
 @two_nets
 @each_method
-def test_relabelling_clients_relabels_results(row, net, federation):
-    named = Simulation(row, net.float64(), federation, training=FULL_BATCH).run(3)
-    renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED), training=FULL_BATCH).run(3)
+def test_relabelling_clients_relabels_results(row, net, federation, monkeypatch):
+    """Shuffles belong to a client's label; here they move with the client, as its samples do."""
+    named = Simulation(row, net.float64(), federation).run(3)
+    monkeypatch.setattr(
+        cohort, "key", lambda seed, purpose, round, client: key(seed, purpose, round, SHUFFLED[client])
+    )
+    renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED)).run(3)
     close(renamed.models(), named.models()[list(SHUFFLED)], row.tolerance)
 
 
@@ -90,11 +96,12 @@ def test_nothing_that_is_received_is_modified(row, net, federation):
         guard.personalised(run.net, own, down)
         guard.personalised(run.net, own, down, up)
         guard.global_model(run.net, run.state, run.shared_download())
+        guard.adapted(run.cohort(run.clients.ids), run.models())
         guard.sent_down(run.net, plan, down)
         guard.sent_up(run.net, plan.ids, up)
         run.models()
-    called = "plan download local_update personalised absent global_model aggregate sent_down sent_up"
-    assert guard.checked >= set(called.split())
+    called = "plan download local_update personalised absent adapted global_model aggregate"
+    assert guard.checked >= {*called.split(), "sent_down", "sent_up"}
 
 
 @each_net
@@ -108,6 +115,7 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         "down": [(message.dst, message) for message in run.method.sent_down(run.net, plan, down)],
         "up": [(message.src, message) for message in run.method.sent_up(run.net, plan.ids, up)],
     }
+    masks = {"down": 0, "up": row.masks_up(run.net, len(participants))}
     for direction, payload in {"down": row.down, "up": row.up}.items():
         values, size = Counter(), Counter()
         for client, message in sent[direction]:
@@ -115,11 +123,11 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
             size[client] += message.bytes
             assert SERVER in (message.src, message.dst) and message.values > 0
         expected = payload(run.net, len(participants))
-        assert [values[client] for client in participants] == [expected] * len(participants)
+        packed = masks[direction]
+        assert [values[client] for client in participants] == [expected + packed] * len(participants)
         assert set(values) <= set(participants)
-        assert [size[client] for client in participants] == [expected * run.net.dtype.itemsize] * len(
-            participants
-        )
+        total = expected * run.net.dtype.itemsize + packed
+        assert [size[client] for client in participants] == [total] * len(participants)
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.sent_as_stored], ids=lambda row: row.name)
@@ -137,6 +145,22 @@ def test_messages_cross_borders_at_their_declared_size(row, federation):
         ):
             found = len(pickle.dumps(encode(message), protocol=5))
             assert abs(found - sum(declared)) <= 0.01 * sum(declared) + 300 * max(len(declared), 1)
+
+
+@each_net
+@each_method
+def test_models_are_adapted_alike_alone_and_beside_others(row, net, federation):
+    """Evaluation may try a model on training data first; what it is given stays."""
+    run = Simulation(row, net.float64(), federation).run(1)
+    models = run.models()
+    together, alone = (
+        torch.cat([run.method.adapted(run.cohort(ids), models[ids]) for ids in torch.arange(N).split(length)])
+        for length in (N, 1)
+    )
+    assert together.shape == models.shape and together.isfinite().all()
+    close(together, alone, row.tolerance)
+    again = run.method.adapted(run.cohort(run.clients.ids), models)
+    assert torch.equal(again, together) and torch.equal(models, run.models())
 
 
 @each_method
@@ -175,11 +199,24 @@ def test_absent_client_uses_its_own_last_model_or_the_newest_shared_one(row, net
     run = Simulation(row, net.float64(), federation)
     _, down, up = run.round()
     trained = run.method.personalised(run.net, run.state, down, up)
-    before = run.models()
+    before, newest_before = run.models(), run.method.global_model(run.net, run.state, run.shared_download())
     run.round(SOME)
-    now = run.models()
+    now, newest = run.models(), run.method.global_model(run.net, run.state, run.shared_download())
     if row.away == "own":
         assert torch.equal(now[AWAY], trained[AWAY])
+        return
+    head, extractor = run.net.head, run.net.extractor
+    if row.away == "own head":
+        assert torch.equal(now[AWAY, head], trained[AWAY, head])
+    elif row.away == "own residual":
+        close((now - newest)[AWAY, head], (before - newest_before)[AWAY, head], row.tolerance)
+        assert ((now - newest)[AWAY, head].abs() > 1e-3).any(1).all()
+    elif row.away == "own shares":
+        assert (now[AWAY] - newest[AWAY] != before[AWAY] - newest_before[AWAY])[:, head].any(1).all()
+        assert ((now - newest)[AWAY, head].abs() > 1e-3).any(1).all()
+    if row.away in ("own head", "own residual", "own shares"):
+        assert (now[:, run.net.body] == now[:1, run.net.body]).all()
+        assert (now != before)[:, extractor].any(1).all()
         return
     assert torch.equal(now, run.method.global_model(run.net, run.state, run.shared_download()))
     assert (now[:, run.net.shared] == now[:1, run.net.shared]).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raypfl.engine.messages import put, take
 from raypfl.methods import Clients, Method, Plan, published
-from raypfl.models import Linear, build
+from raypfl.models import MLP, Linear, build
 from raypfl.training import SGD, Batch, ClientData, Cohort, Network, Rows, Samples, TrainingConfig
 
 AnyMethod = Method[Any, Any, Any, Any, Any]
@@ -31,11 +31,12 @@ class Round(NamedTuple):
 
 
 class Toy:
-    """Clients with samples of their own and one linear classifier.
+    """Clients with samples of their own and one linear classifier, or a perceptron.
 
     Args:
         sizes: training samples of each client.
         features, classes: of the samples; labels of client i are mostly i modulo `classes`.
+        hidden: units of a hidden layer (ReLU), which is then the extractor; none by default.
         training: local training; by default a few uneven mini-batches with Adam.
     """
 
@@ -45,6 +46,7 @@ class Toy:
         *,
         features: int = 4,
         classes: int = 3,
+        hidden: int = 0,
         training: TrainingConfig | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -57,7 +59,7 @@ class Toy:
         x = draw.normal(size=(len(owner), features)) + np.eye(classes, features)[y]
         self.x, self.y = torch.from_numpy(x).to(dtype), torch.from_numpy(y)
         self.indices = [np.flatnonzero(owner == client) for client in range(len(sizes))]
-        built = Linear(), (features,), classes
+        built = (MLP(hidden=(hidden,)) if hidden else Linear()), (features,), classes
         self.net = Network(lambda: build(*built).module, build(*built).head, dtype=dtype)
         counts = torch.stack([self.y[own].bincount(minlength=classes) for own in self.indices])
         self.clients = Clients(torch.arange(len(sizes)), torch.tensor(sizes), counts)
@@ -91,6 +93,17 @@ class Toy:
         return Cohort(
             self.net, data, plan.ids, round=plan.round, seed=self.seed, training=self.training, width=2
         )
+
+    def batches(self, round: int, client: int, **options: Any) -> list[Batch]:
+        """The batches that one client meets in a round, as `Cohort.batches` has them."""
+        found: list[Batch] = []
+
+        def work(chunk: Cohort, row: Tensor) -> tuple[Tensor]:
+            found.extend(chunk.batches(**options))
+            return (row,)
+
+        self.cohort(self.plan(round, [client])).run(work, torch.zeros(1, 1))
+        return found
 
     def round(self, method: AnyMethod, hub: Any, state: Any, plan: Plan) -> Round:
         """One round in the order of the contract."""

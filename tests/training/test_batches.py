@@ -110,3 +110,64 @@ def test_gather_puts_clients_side_by_side():
     own, indices = gather(POOL, INDICES[1:])
     assert own.y.tolist() == [20, 21, 22, 23, 30]
     assert [part.tolist() for part in indices] == [[0, 1, 2, 3], [4]]
+
+
+def test_padding_with_an_infinite_loss_stays_out_of_sums_and_gradients():
+    """A class that a client lacks may have minus infinity as its logit; padding may have that class."""
+    mask, sizes = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([2.0, 1.0])
+    batch = Batch(slice(0, 2), torch.zeros(2, 2, 1), torch.zeros(2, 2, dtype=torch.int64), mask, sizes)
+    scale = torch.ones(2, 2, requires_grad=True)
+    per_sample = scale * torch.tensor([[1.0, 5.0], [4.0, torch.inf]])
+    assert batch.sum(per_sample).tolist() == [6.0, 4.0]
+    assert batch.mean(per_sample).tolist() == [3.0, 4.0]
+    logits = torch.tensor([0.5, -torch.inf], requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(
+        logits.expand(2, 2, -1).flatten(0, 1), torch.tensor([0, 0, 0, 1]), reduction="none"
+    )
+    (g,) = torch.autograd.grad(batch.mean(loss.view(2, 2)).sum(), logits)
+    assert g.isfinite().all()
+
+
+def test_as_many_steps_for_everybody_as_are_asked_for():
+    """Out of reshuffled passes: the client of one sample sees it at each of five steps."""
+    plans = shuffled(INDICES, [1, 2, 3], 1, 3, steps=5)
+    assert [plan.sizes.tolist() for plan in plans] == [[[3, 3, 1, 3, 3]], [[3, 1, 3, 1, 3]], [[1] * 5]]
+    found = seen(list(steps_of(together(plans), POOL, pad=True)))
+    assert sorted(found[0][:7]) == INDICES[0].tolist() and len(set(found[0][7:])) == 6
+    assert sorted(found[1][:4]) == sorted(found[1][4:8]) == INDICES[1].tolist()
+
+
+def test_steps_within_a_pass_are_its_first():
+    (whole,), (some,) = shuffled(INDICES[:1], [1], 1, 3), shuffled(INDICES[:1], [1], 9, 3, steps=2)
+    assert some.rows.tolist() == whole.rows[:, :2].tolist() and some.sizes.tolist() == [[3, 3]]
+
+
+def test_short_batches_are_left_out_unless_there_is_no_other():
+    plans = shuffled(INDICES, [1, 2, 3], 2, 3, drop_short=True)
+    assert [plan.sizes.tolist() for plan in plans] == [[[3, 3, 3, 3]], [[3, 3]], [[1, 1]]]
+    assert len(set(plans[0].rows[0, :2].flatten().tolist())) == 6
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_client_without_samples_has_no_step_however_many_are_asked_for(steps):
+    (plan,) = shuffled([np.array([], dtype=np.int64)], [1], 2, 3, steps=steps, drop_short=True)
+    assert plan.sizes.shape == (1, 0)
+
+
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_parts_of_a_batch_are_disjoint_and_all_of_it(parts, pad):
+    """A client with fewer samples than parts meets some twice, none of the parts is empty."""
+    for batch in batches(pad=pad, batch_size=5):
+        pieces = batch.split(parts)
+        for row, size in enumerate(batch.sizes.int().tolist()):
+            own = [piece.y[row, : int(piece.sizes[row])].tolist() for piece in pieces]
+            assert all(own) and set(sum(own, [])) == set(batch.y[row, :size].tolist())
+            assert max(map(len, own)) - min(map(len, own)) <= 1
+            if size >= parts:
+                assert sum(own, []) == batch.y[row, :size].tolist()
+        for piece in pieces:
+            assert torch.equal(piece.x[..., 0], piece.y.to(piece.x.dtype))
+            assert piece.rows is batch.rows
+            ones = torch.ones(piece.y.shape)
+            assert torch.equal(piece.sum(ones), piece.sizes)

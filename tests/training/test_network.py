@@ -47,6 +47,14 @@ def test_columns_are_head_extractor_buffers_padding():
     assert torch.equal(row[0, 125:], torch.zeros(3, dtype=torch.float64))
 
 
+def test_tensors_are_cut_from_the_weights_in_column_order():
+    net = Network(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "1")
+    sizes = [columns.stop - columns.start for columns in net.tensors]
+    assert sizes == [6, 2, 12, 3], "the head's weight and bias, then the extractor's"
+    assert [0, *(columns.stop for columns in net.tensors)] == [0, 6, 8, 20, 23]
+    assert net.tensors[-1].stop == net.num_weights
+
+
 @each_module
 def test_rows_are_a_multiple_of_16(build):
     net = network(build)
@@ -273,8 +281,11 @@ def test_unknown_head_names_what_there_is():
         Network(next(build for build in HEADS if build not in (mlp, conv)), "fc7")
 
 
-def test_coupling_is_noticed():
-    assert [net.coupled for net in (network(mlp), network(conv))] == [False, True]
+def test_coupling_and_randomness_are_noticed():
+    dropout = nn.Sequential(OrderedDict(drop=nn.Dropout(0.5), head=nn.Linear(4, 2)))
+    found = [network(mlp), network(conv), Network(lambda: dropout, "head")]
+    assert [net.coupled for net in found] == [False, True, False]
+    assert [net.random for net in found] == [False, False, True]
 
 
 class _Scaled(nn.Module):

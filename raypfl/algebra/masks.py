@@ -1,0 +1,53 @@
+"""Masks over the columns of rows: the largest entries of each row, bits for sending, overlaps of pairs."""
+
+# K rows, P columns, Q columns of one piece, B bytes.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raypfl.algebra.distances import column_blocks
+
+BITS = 8
+
+
+def largest(score_KQ: Tensor, count: int) -> Tensor:
+    """The `count` largest entries of every row, equal ones by their place, first come first served.
+
+    Exactly `count` a row, whatever is equal: bool `[K, Q]`.
+    """
+    columns = score_KQ.shape[1]
+    if count <= 0 or count >= columns:
+        return torch.full_like(score_KQ, count > 0, dtype=torch.bool)
+    cut_K1 = score_KQ.kthvalue(columns - count + 1, dim=1, keepdim=True).values
+    above_KQ, at_cut_KQ = score_KQ > cut_K1, score_KQ == cut_K1
+    free_K1 = count - above_KQ.sum(1, keepdim=True)
+    return above_KQ | (at_cut_KQ & (at_cut_KQ.cumsum(1) <= free_K1))
+
+
+def pack_bits(mask_KP: Tensor) -> Tensor:
+    """A bool mask as bits, eight columns a byte, zeros behind the last: uint8 `[K, ceil(P / 8)]`."""
+    rows, columns = mask_KP.shape
+    padded = mask_KP.new_zeros(rows, -(-columns // BITS) * BITS)
+    padded[:, :columns] = mask_KP
+    places = 2 ** torch.arange(BITS, device=mask_KP.device, dtype=torch.uint8)
+    return (padded.view(rows, -1, BITS) * places).sum(2, dtype=torch.uint8)
+
+
+def unpack_bits(packed_KB: Tensor, columns: int) -> Tensor:
+    """The bool mask `[K, columns]` that `pack_bits` packed."""
+    places = torch.arange(BITS, device=packed_KB.device, dtype=torch.uint8)
+    bits = (packed_KB[:, :, None] >> places) & 1
+    return bits.flatten(1)[:, :columns].bool()
+
+
+def overlaps(packed_KB: Tensor) -> Tensor:
+    """`|M_i and M_j|`, the columns two masks share, for all pairs: whole numbers in float64 `[K, K]`."""
+    shared_KK = torch.zeros(len(packed_KB), len(packed_KB), dtype=torch.float64, device=packed_KB.device)
+    for block in column_blocks(packed_KB.shape[1] * BITS):
+        part = unpack_bits(packed_KB[:, block.start // BITS : block.stop // BITS], block.stop - block.start)
+        # Exact in float32: a block has fewer columns than 2^24.
+        ones = part.float()
+        shared_KK += ones @ ones.T
+    return shared_KK

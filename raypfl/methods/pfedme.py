@@ -1,0 +1,165 @@
+"""pFedMe: every client solves a proximal problem around its copy of the global model, which follows.
+
+T. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020. Minimises
+`sum_i pi_i M_i(w)`, `M_i(w) = min_theta F_i(theta) + lam/2 ||theta - w||^2`, whose gradient is
+`lam (w - theta)`. The personalised model is theta_i after local training, before aggregation.
+
+As in the authors' code: theta goes on from batch to batch, its steps shrink it by `mu` (the paper has 0), and
+a last, short batch counts as one. Unlike there: theta_i is a copy, so the personalised score is theirs and
+not that of w_i (their stored list is the live model, which w_i overwrites; `pm: w` shows that score); only
+participants train; batches are shuffled. Both steps are plain SGD: `training.optimizer` is not used, while
+`training.lr_decay` scales `inner_rate` and `rate`.
+
+Running statistics are those of theta. Where they travel they are averaged, and follow the server's beta
+up to 1 only: beyond the mean a variance could become negative.
+"""
+
+# S participants, K clients of a cohort, k clients of a chunk.
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from raypfl.algebra import weighted_mean
+from raypfl.config import StrictModel
+from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.start import common_start
+from raypfl.training import Cohort, Network, cross_entropy
+
+
+class Hub(NamedTuple):
+    """Held by the server."""
+
+    w: Tensor
+    """The global model's travelling columns, `[1, shared]`."""
+
+
+class State(NamedTuple):
+    """Held by a client."""
+
+    personal: Tensor
+    """theta_i (or w_i, `pm: w`) after the client's last training, else the common start, `[N, width]`."""
+
+
+class Down(NamedTuple):
+    """To a participant."""
+
+    w: Tensor
+    """The global model, the same for everyone, `[1, shared]`."""
+
+
+class Up(NamedTuple):
+    """From a participant."""
+
+    w: Tensor
+    """The client's copy w_i of the global model after its steps, with the statistics, `[K, shared]`."""
+
+
+class Config(StrictModel):
+    """Options of pFedMe; defaults of the authors' code for MNIST."""
+
+    name: Literal["pfedme"] = "pfedme"
+    lam: float = Field(
+        15.0,
+        ge=0.0,
+        description="lambda, weight of the proximal term (code: 15, synthetic data 20, tuned 30)",
+    )
+    inner_steps: int = Field(5, ge=0, description="K, steps of theta a batch (code: 5)")
+    inner_rate: float = Field(
+        0.09, gt=0.0, description="delta, step size of theta (code: 0.09, tuned 0.05 to 0.1; CIFAR-10 0.01)"
+    )
+    rate: float = Field(0.005, ge=0.0, description="eta, step size of w_i (code: 0.005, tuned 0.01)")
+    beta: float = Field(
+        1.0,
+        ge=0.0,
+        le=10.0,
+        description="server's step to the mean; above 1 goes beyond it (code: 1, tuned 2)",
+    )
+    mu: float = Field(1e-3, ge=0.0, description="shrinks theta at every step (code: 1e-3; paper: 0)")
+    local_batches: int | None = Field(
+        None, ge=1, description="R, batches a round (code: 20); absent: `training.epochs` passes"
+    )
+    pm: Literal["theta", "w"] = Field(
+        "theta", description="the personalised model: theta_i (paper), or w_i (what the code evaluates)"
+    )
+
+    @model_validator(mode="after")
+    def _stable(self) -> Config:
+        if self.inner_rate * (self.lam + self.mu) >= 2.0:
+            raise ValueError(
+                f"inner_rate * (lam + mu) = {self.inner_rate * (self.lam + self.mu):g} must be below 2, or "
+                "theta runs away; lower inner_rate"
+            )
+        if self.rate * self.lam > 1.0 + 1e-9:
+            raise ValueError(f"rate * lam = {self.rate * self.lam:g} must be at most 1; lower rate")
+        return self
+
+
+class PFedMe(Method[Config, Hub, State, Down, Up]):
+    """theta <- K steps on F_i + lam/2 ||theta - w_i||^2; w_i <- w_i - eta lam (w_i - theta); w <- mean."""
+
+    Config = Config
+    hub_type = Hub
+    state_type = State
+    shared = frozenset({"w"})
+    reported = ("personalised", "post")
+    summary = "pFedMe: personal models in a proximal term around a global one (Moreau envelopes)"
+
+    def init_hub(self, net: Network, clients: Clients) -> Hub:
+        return Hub(common_start(net, self.seed)[:, net.shared].clone())
+
+    def init_state(self, net: Network, clients: Clients) -> State:
+        return State(common_start(net, self.seed, len(clients.ids)))
+
+    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
+        return Down(hub.w)
+
+    def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
+        net = cohort.net
+        start = net.assemble(down.w, state.personal[:, net.private])
+        theta, w, losses = cohort.run(self._solve, start)
+        cohort.losses = losses if self.config.inner_steps else None
+        return State(theta if self.config.pm == "theta" else w), Up(w[:, net.shared].clone())
+
+    def _solve(self, chunk: Cohort, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """theta_i, w_i (both with the statistics of theta) and the mean of F_i(theta) over all steps."""
+        net, config = chunk.net, self.config
+        decay = chunk.training.lr_decay ** (chunk.round - 1)
+        inner_rate, follow = config.inner_rate * decay, config.rate * decay * config.lam
+        theta, w = start.clone(), start[:, net.weights].clone()
+        buffers = start[:, net.statistics].clone()
+        loss_sum, samples = start.new_zeros(len(start)), start.new_zeros(len(start))
+        for batch in chunk.batches(steps=config.local_batches):
+            at = batch.rows
+            own, anchor, statistics = theta[at, net.weights], w[at], buffers[at]
+            for _ in range(config.inner_steps):
+                leaf = own.detach().requires_grad_()
+                loss = cross_entropy(net.bind(start[at], statistics, leaf=leaf), batch)
+                (g,) = torch.autograd.grad(loss.sum(), leaf)
+                with torch.no_grad():
+                    g.add_(leaf, alpha=config.lam + config.mu).sub_(anchor, alpha=config.lam)
+                    own = leaf - inner_rate * g
+                loss_sum[at] += loss.detach() * batch.sizes
+                samples[at] += batch.sizes
+            theta[at, net.weights], buffers[at] = own, statistics
+            w[at] = anchor - follow * (anchor - own)
+        theta[:, net.statistics] = buffers
+        return theta, net.assemble(w, buffers), loss_sum / samples
+
+    def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
+        return state.personal
+
+    def global_model(self, net: Network, state: State, down: Down) -> Tensor:
+        return net.assemble(down.w, state.personal[:, net.private])
+
+    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
+        mean = weighted_mean(plan.sizes, up.w)
+        # Exact at 0 and 1: nothing moves, or the result is the mean.
+        w = torch.lerp(hub.w, mean, self.config.beta)
+        statistics = slice(net.num_weights, net.shared.stop)
+        w[:, statistics] = torch.lerp(hub.w[:, statistics], mean[:, statistics], min(self.config.beta, 1.0))
+        return Hub(w)
