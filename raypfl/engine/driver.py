@@ -191,9 +191,10 @@ def _interruptions() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.set()
+        # Before the words, so that a second Ctrl-C that follows on them does what they say.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         # Straight to the descriptor: a print that the signal came upon cannot be entered again.
         os.write(2, b"Stopping after this round, with a checkpoint; Ctrl-C again stops at once.\n")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before: dict[Any, Any] = {
         number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor
@@ -78,9 +79,9 @@ class SharedExtractor(Method[ConfigT, Hub, State, Down, Up]):
         w = self.train(cohort, net.assemble(state.head, down.body, state.kept))
         return State(w[:, net.head].clone(), w[:, net.kept].clone()), Up(w[:, net.body].clone())
 
+    @abstractmethod
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
         """Train extractor and head of every client: rows `[K, width]`."""
-        raise NotImplementedError
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
         return net.assemble(state.head, down.body if up is None else up.body, state.kept)
