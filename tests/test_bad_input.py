@@ -10,7 +10,7 @@ import pytest
 import stumbling
 import yaml
 from click.testing import Result
-from runs import CONFIG
+from small_runs import CONFIG
 from typer.testing import CliRunner
 
 from raypfl.cli import app

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import stumbling
 import yaml
-from runs import CONFIG, IN_ROUND_4, NUM_CLIENTS, STOPPING, assert_same_run, begun
+from small_runs import CONFIG, IN_ROUND_4, NUM_CLIENTS, STOPPING, assert_same_run, begun
 from typer.testing import CliRunner
 
 import raypfl

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import drive, small_world
+from small_runs import drive, small_world
 
 from raypfl.console import Console
 from raypfl.engine.contract import HostsLost, RoundReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from runs import NUM_CLIENTS, small_world
+from small_runs import NUM_CLIENTS, small_world
 
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.placement import Node, Placement, connected, place

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 import stumbling
-from runs import CONFIG, assert_same_run, drive, small_world, wait_until_ended
+from small_runs import CONFIG, assert_same_run, drive, small_world, wait_until_ended
 
 import raypfl
 from raypfl.engine import ray as ray_engine

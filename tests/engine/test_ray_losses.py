@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 import stumbling
-from runs import STEPS_A_ROUND, STOPPING, assert_same_run, begun, drive, small_world, wait_until_ended
+from small_runs import STEPS_A_ROUND, STOPPING, assert_same_run, begun, drive, small_world, wait_until_ended
 
 import raypfl
 from raypfl.console import Console
