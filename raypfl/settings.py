@@ -80,7 +80,9 @@ class EvaluationConfig(StrictModel):
     points: tuple[Point, ...] = Field(
         ("pre", "post"), min_length=1, description="pre: as received; post: after local training"
     )
-    models: tuple[Model, ...] = Field(("personalised", "global"), min_length=1)
+    models: tuple[Model, ...] = Field(
+        ("personalised", "global", "alternative"), min_length=1, description="those a method has"
+    )
     diagnostics: bool = Field(False, description="record what the method says about the server's step")
     clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
 

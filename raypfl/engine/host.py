@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.engine.evaluation import score, tried
 from raypfl.engine.messages import put, take
 from raypfl.engine.world import World, samples_on
 from raypfl.errors import ClientError, DivergedError, RaypflError
 from raypfl.methods import Message
-from raypfl.methods.contract import Model, Point
+from raypfl.methods.contract import Point
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
-from raypfl.training import Batch, Cohort, Rows, cross_entropy_per_sample
+from raypfl.training import Cohort
 from raypfl.training.cohort import Split
 
 AnyRows = Any
@@ -85,23 +87,30 @@ class ClientHost:
         self.splits: tuple[Split, ...] = ("test",)
         if any(len(client.validation) for client in world.federation.clients):
             self.splits = ("validation", "test")
+        # What a client keeps besides the method's state: momentum, where the configuration has it kept.
+        self.kept_columns = self.net.num_weights if world.config.training.keeps_momentum else 0
+        self.stored_type = stored_type(self.method.state_type)
         self.restore(None)
 
     def restore(self, checkpoint: Path | None) -> None:
         """Go back to a checkpoint, or to the state before the first round."""
         self.state: dict[int, AnyRows] = {}
+        self.velocity: dict[int, Tensor] = {}
         clients = self.world.clients(self.device)
         for block, ids in self.blocks.items():
             if checkpoint is None:
                 self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
+                # A velocity of zero is a fresh one: v <- rho 0 + g.
+                self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
             else:
-                rows = checkpoints.read_rows(checkpoint, ids, self.method.state_type)
-                self.state[block] = type(rows)(*(field.to(self.device) for field in rows))
+                rows = checkpoints.read_rows(checkpoint, ids, self.stored_type)
+                *own, self.velocity[block] = (field.to(self.device) for field in rows)
+                self.state[block] = self.method.state_type(*own)
 
     def save(self, building: Path, name: str) -> Part:
         """Write this host's rows as one part of a checkpoint."""
-        fields = zip(*self.state.values(), strict=True)
-        rows = self.method.state_type(*(torch.cat(parts) for parts in fields))
+        stored = [(*state, self.velocity[block]) for block, state in self.state.items()]
+        rows = self.stored_type(*(torch.cat(parts) for parts in zip(*stored, strict=True)))
         return checkpoints.write_part(building, name, rows, torch.cat(list(self.blocks.values())))
 
     def work(self, work: Work) -> tuple[list[Upload], Report]:
@@ -117,6 +126,7 @@ class ClientHost:
         messages: list[Message] = []
         evaluation_seconds = 0.0
         trained: dict[int, AnyRows] = {}
+        velocity: dict[int, Tensor] = {}
         for block, ids in self.blocks.items():
             here = torch.isin(work.ids, ids)
             participants = work.ids[here]
@@ -132,7 +142,12 @@ class ClientHost:
                 continue
             up = None
             if len(participants):
-                state, up = self._train(work.round, block, participants, rows, state, down, records)
+                cohort = self._cohort(participants, work.round)
+                if self.kept_columns:
+                    cohort.velocity = self.velocity[block][rows]
+                state, up = self._train(cohort, rows, state, down, records)
+                if cohort.velocity is not None:
+                    velocity[block] = self.velocity[block].index_copy(0, rows, cohort.velocity)
                 uploads.append(Upload(participants, up))
                 messages += self.method.sent_up(self.net, participants, up)
             trained[block] = state
@@ -143,20 +158,19 @@ class ClientHost:
                 evaluation_seconds += time.perf_counter() - begin
         # Only now, so that a client that fails leaves every row of the host as it was.
         self.state.update(trained)
+        self.velocity.update(velocity)
         seconds = time.perf_counter() - start
         return uploads, Report(records, columns_of(messages), evaluation_seconds, seconds)
 
     def _train(
         self,
-        round: int,
-        block: int,
-        participants: Tensor,
+        cohort: Cohort,
         rows: Tensor,
         state: AnyRows,
         down: AnyRows,
         records: list[dict[str, Any]],
     ) -> tuple[AnyRows, AnyRows]:
-        cohort = self._cohort(participants, round)
+        round, participants = cohort.round, cohort.ids
         with self._phase("local update", participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
         self._check_finite(round, participants, cohort.losses, (*own, *up))
@@ -224,24 +238,10 @@ class ClientHost:
             return []
         taking_part = torch.zeros(len(ids), dtype=torch.bool)
         taking_part[rows.cpu()] = True
-        method, net, none = self.method, self.net, rows[:0]
-        away = (~taking_part).nonzero()[:, 0].to(self.device)
-        models: dict[Model, Tensor | None] = {"personalised": None, "global": None}
-        nobody = take(down, none, method.shared)
-        if "personalised" in config.models:
-            models["personalised"] = self._models(
-                method.personalised(net, take(state, rows), down, up) if len(rows) else None,
-                method.absent(net, take(state, away), nobody) if len(away) else None,
-                rows,
-                away,
-            )
-        if "global" in config.models and point == "pre":
-            models["global"] = method.global_model(net, state, nobody)
         cohort = self._cohort(ids[wanted], round)
         chosen = wanted.nonzero()[:, 0].to(self.device)
-        tried = {model: kept[chosen] for model, kept in models.items() if kept is not None}
-        if "personalised" in tried:
-            tried["personalised"] = method.adapted(cohort, tried["personalised"])
+        away = (~taking_part).nonzero()[:, 0].to(self.device)
+        models = tried(self.method, self.net, config.models, point, away, rows, state, down, up)
         return [
             {
                 "round": round,
@@ -254,19 +254,13 @@ class ClientHost:
                 "samples": samples,
                 "participant": taking_part[wanted].numpy(),
             }
-            for model, tried_rows in tried.items()
+            for model, own in models.items()
+            for tested in [
+                self.method.adapted(cohort, own[chosen]) if model == "personalised" else own[chosen]
+            ]
             for split in self.splits
-            for accuracy, loss, samples in [score(cohort, tried_rows, split)]
+            for accuracy, loss, samples in [score(self.method, cohort, model, tested, split)]
         ]
-
-    def _models(
-        self, taking_part: Tensor | None, absent: Tensor | None, rows: Tensor, away: Tensor
-    ) -> Tensor:
-        parts = [(at, part) for at, part in ((rows, taking_part), (away, absent)) if part is not None]
-        out = parts[0][1].new_empty(len(rows) + len(away), self.net.width)
-        for at, part in parts:
-            out[at] = part
-        return out
 
     def _cohort(self, ids: Tensor, round: int) -> Cohort:
         config = self.world.config
@@ -281,20 +275,9 @@ class ClientHost:
         )
 
 
-def score(cohort: Cohort, rows: Tensor, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Accuracy in [0, 1], mean loss and samples of each model on its client's own data."""
-    totals = cohort.pass_over(rows, _outcome, split=split).cpu().numpy()
-    samples = totals[:, 2]
-    with np.errstate(invalid="ignore"):
-        return totals[:, 0] / samples, totals[:, 1] / samples, samples.astype(np.int64)
-
-
-def _outcome(m: Rows, batch: Batch) -> Tensor:
-    """Correct predictions, summed loss and samples: `[k, 3]`."""
-    logits = m(batch.x)
-    correct = (logits.argmax(2) == batch.y).to(logits.dtype)
-    loss = cross_entropy_per_sample(logits, batch.y)
-    return torch.stack([batch.sum(correct), batch.sum(loss), batch.sizes], 1)
+def stored_type(state_type: Any) -> Any:
+    """A client's rows in a checkpoint: the method's state, and momentum (no columns unless it is kept)."""
+    return namedtuple("Stored", (*state_type._fields, "momentum"))
 
 
 def columns_of(messages: Sequence[Message]) -> dict[str, Any]:

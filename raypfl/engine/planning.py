@@ -72,6 +72,8 @@ def describe(world: World, pool: Pool) -> str:
     row = net.width * FLOAT_BYTES
     one = hub.method.init_state(net, hub.clients.take(torch.tensor([0], device=device)))
     state = sum(field.nbytes for field in one)
+    if config.training.keeps_momentum:
+        state += net.num_weights * FLOAT_BYTES
     hosted = max(len(ids_of(world, blocks)) for blocks in dealt)
     host_bytes = hosted * state + world.width * WORKING_ROWS * row
     hub_bytes = sum(field.nbytes for field in hub.hub) + 2 * opening.participants * row

@@ -32,7 +32,9 @@ from raypfl.training.config import TrainingConfig
 from raypfl.training.network import Network
 
 Point = Literal["pre", "post"]
-Model = Literal["personalised", "global"]
+Model = Literal["personalised", "global", "alternative"]
+Answer = Callable[[Tensor], Tensor]
+"""What models make of inputs `[k, B, ...]`: logits `[k, B, C]`, each model of its own batch."""
 
 
 class Nothing(NamedTuple):
@@ -63,6 +65,9 @@ class Plan(NamedTuple):
     """Participants, int64 `[S]`, ascending."""
     sizes: Tensor
     """Their training samples, int64 `[S]`."""
+    peers: Tensor | None = None
+    """Whose models each participant gets to hear, where it is not the server's alone: client ids, int64
+    `[S, q]`, each row ascending and filled up with -1."""
 
 
 class Message(NamedTuple):
@@ -160,6 +165,27 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         cohort of these clients, whose round is the round of the record. Nothing of it is kept.
         """
         return w
+
+    def alternative(self, net: Network, state: StateT, down: DownT, up: UpT | None = None) -> Tensor | None:
+        """Rows of another model of each client that papers or their code report beside the personalised one.
+
+        For clients that do not take part `down` has the shared fields only.
+        """
+        return None
+
+    def answer(self, net: Network, model: Model, ids: Tensor, rows: Tensor) -> Answer:
+        """How rows of `personalised`, `alternative` or `global_model` answer in an evaluation.
+
+        By default they are models of `net` in evaluation mode. A method whose clients decide otherwise, or
+        have networks of another architecture, may give rows of any length and read them here.
+
+        Args:
+            net: the network of the run.
+            model: which of them the rows are.
+            ids: the clients whose rows these are, int64 `[k]`.
+            rows: `[k, ...]`.
+        """
+        return net.bind(rows).__call__
 
     def global_model(self, net: Network, state: StateT, down: DownT) -> Tensor | None:
         """Rows of the server's one model as each client would run it, if the method has one."""

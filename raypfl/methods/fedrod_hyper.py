@@ -22,7 +22,7 @@ from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
 from raypfl.methods.contract import Clients, Method, Plan
 from raypfl.methods.fedrod import log_prior, two_losses
-from raypfl.methods.requirements import require_linear_head
+from raypfl.methods.requirements import require_fresh_momentum, require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.rng import key, torch_seeded
 from raypfl.training import Batch, Cohort, Network, Rows, TrainingConfig, fit_two_heads
@@ -84,6 +84,7 @@ class FedRoDHyper(Method[Config, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
+        require_fresh_momentum(training, self.config.name)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         hidden, num_classes = self.config.hidden, clients.label_counts.shape[1]

@@ -12,9 +12,10 @@ one step here. Extractor and own classifier are uploaded and averaged as in FedA
 extractor with the client's own classifier, before training (PRE).
 
 **Reconstructed**: the readable copy of the paper has no formulas, tables or code. Open in it, and options
-here: whether the shared classifier is frozen during a round or a copy of it learns too (`shared_head`),
-whether the extractor also hears the own classifier's loss, and whether momentum survives a round. Weighting
-by samples and decay of rates per round (`training.lr_decay`) are the defaults of its code base's line.
+here: whether the shared classifier is frozen during a round or a copy of it learns too (`shared_head`), and
+whether the extractor also hears the own classifier's loss; whether momentum survives a round is
+`training.momentum_state`. Weighting by samples and decay of rates per round (`training.lr_decay`) are the
+defaults of its code base's line.
 """
 
 # N clients, S participants, K clients of a cohort.
@@ -23,21 +24,17 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.errors import ConfigError
 from raypfl.methods.contract import Clients, Method, Plan
 from raypfl.methods.requirements import require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.training import (
-    SGD,
     Batch,
     Cohort,
-    Moments,
     Network,
     Rows,
     TrainingConfig,
@@ -60,8 +57,6 @@ class State(NamedTuple):
     """The client's own classifier, never overwritten, `[N, head]`."""
     private: Tensor
     """Running statistics that do not travel, `[N, private]`; usually none."""
-    velocity: Tensor
-    """Momentum of extractor and own classifier, `[N, weights]`; no columns where it is reset every round."""
 
 
 class Down(NamedTuple):
@@ -89,9 +84,6 @@ class Config(StrictModel):
     local_loss_to_extractor: bool = Field(
         False, description="the own classifier's loss moves the extractor, too (not stated in the paper)"
     )
-    momentum_state: Literal["keep", "reset"] = Field(
-        "keep", description="over rounds; open in the paper, its code base builds the optimizer once"
-    )
 
 
 class FedTC(Method[Config, Hub, State, Down, Up]):
@@ -106,21 +98,13 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
-        if self.config.momentum_state == "keep" and not isinstance(training.optimizer, SGD):
-            raise ConfigError(
-                f"method.momentum_state = 'keep' keeps the momentum of SGD, but training.optimizer is "
-                f"{training.optimizer.name}. Use optimizer sgd (paper), or momentum_state 'reset'."
-            )
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())
 
     def init_state(self, net: Network, clients: Clients) -> State:
         start = common_start(net, self.seed, len(clients.ids))
-        # A velocity of zero is a fresh one: v <- rho 0 + g.
-        columns = net.num_weights if self.config.momentum_state == "keep" else 0
-        velocity = start.new_zeros(len(start), columns)
-        return State(start[:, net.head].clone(), start[:, net.private].clone(), velocity)
+        return State(start[:, net.head].clone(), start[:, net.private].clone())
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         return Down(hub.w)
@@ -135,21 +119,9 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
             head_lr=config.classifier_lr,
             second_lr=config.classifier_lr,
             freeze_second=config.shared_head == "frozen",
-            moments=self._kept(cohort, state),
         )
-        velocity = fit.moments.first if self._keeps(cohort) else state.velocity
-        own = State(fit.w[:, net.head].clone(), fit.w[:, net.private].clone(), velocity)
+        own = State(fit.w[:, net.head].clone(), fit.w[:, net.private].clone())
         return own, Up(fit.w[:, net.shared].clone())
-
-    def _keeps(self, cohort: Cohort) -> bool:
-        optimizer = cohort.training.optimizer
-        return self.config.momentum_state == "keep" and isinstance(optimizer, SGD) and optimizer.momentum > 0
-
-    def _kept(self, cohort: Cohort, state: State) -> Moments | None:
-        if not self._keeps(cohort):
-            return None
-        steps = torch.zeros(len(cohort), dtype=torch.float32, device=cohort.net.device)
-        return Moments(state.velocity, state.velocity[:, :0], steps)
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
         received = down.w if up is None else up.w

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypfl.errors import ConfigError
-from raypfl.training import Network
+from raypfl.training import Network, TrainingConfig
 
 
 def require_split(net: Network, method: str) -> None:
@@ -36,4 +36,17 @@ def require_linear_head(net: Network, method: str) -> None:
         raise ConfigError(
             f"method {method} has two heads on one extractor, each one linear layer, but model.head = "
             f"{net.head_name!r} is more than that. Name the last linear layer in model.head."
+        )
+
+
+def require_fresh_momentum(training: TrainingConfig, method: str) -> None:
+    """Refuse momentum kept over rounds, for methods that train parameters beside the model's own.
+
+    Raises:
+        ConfigError: `training.momentum_state` is keep.
+    """
+    if training.keeps_momentum:
+        raise ConfigError(
+            f"method {method} trains parameters beside the model, whose momentum is fresh every round, so "
+            "training.momentum_state = 'keep' would treat them unlike the model's. Use 'reset'."
         )

@@ -36,7 +36,7 @@ SERVER: Final = -1
 """Source or destination of a message that is not a client."""
 
 POINTS: Final = ("pre", "post")
-MODELS: Final = ("personalised", "global")
+MODELS: Final = ("personalised", "global", "alternative")
 SPLITS: Final = ("train", "validation", "test")
 TRAINING: Final = ("post", "personalised", "train")
 """Point, model and split of the row that every round has."""

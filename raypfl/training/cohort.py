@@ -7,7 +7,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from raypfl.rng import key, torch_seeded
 from raypfl.training.batches import Batch, Samples, gather, in_order, padding, shuffled, steps_of, together
 from raypfl.training.config import Optimizer, TrainingConfig
 from raypfl.training.network import Network, Rows
-from raypfl.training.optim import Moments
+from raypfl.training.optim import SGD, Moments
 
 Objective = Callable[..., Tensor]
 Hook = Callable[..., None]
@@ -81,6 +81,20 @@ class Cohort:
         self.net, self.data, self.ids = net, data, ids
         self.round, self.seed, self.training, self.width = round, seed, training, width
         self.losses: Tensor | None = None
+        # A list, since the cohort of features and the cohort it is made from go on from one velocity.
+        self._velocity: list[Tensor | None] = [None]
+
+    @property
+    def velocity(self) -> Tensor | None:
+        """Each client's momentum from round to round `[K, weights]`, which every `fit` goes on from.
+
+        None where momentum is fresh every round.
+        """
+        return self._velocity[0]
+
+    @velocity.setter
+    def velocity(self, velocity: Tensor | None) -> None:
+        self._velocity[0] = velocity
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -125,7 +139,7 @@ class Cohort:
                 parameters enter as data.
             pull: `(rho, anchor)` adds `rho / 2 ||w - anchor||^2` over the trained columns by its gradient
                 `rho (w - anchor)`; the anchor is `[K, trained columns]`, or `[1, ...]` shared.
-            moments: the optimizer's memory of an earlier round; fresh if absent.
+            moments: the optimizer's memory; if absent it is fresh, or the clients' kept velocity.
             on_gradient: `on_gradient(g, batch, *rows)` before a step; may change the gradients `[k, P]`.
             after_step: `after_step(w, batch, *rows)` after a step; may change the trained columns `[k, P]`.
             purpose: name of the keys of shuffles and random layers.
@@ -143,11 +157,17 @@ class Cohort:
             after_step=after_step,
             purpose=purpose,
         )
+        kept = self.velocity if moments is None and isinstance(chosen, SGD) and chosen.momentum else None
         if moments is None:
             moments = chosen.moments(w[:, loop.columns])
+        if kept is not None:
+            moments = moments._replace(first=kept[:, loop.columns])
         anchor = w.new_zeros(1, 0) if pull is None else pull[1]
         w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
         self.losses = losses
+        if kept is not None:
+            self.velocity = kept.clone()
+            self.velocity[:, loop.columns] = memory[0]
         return Fit(w, Moments(*memory))
 
     def run(
@@ -217,12 +237,19 @@ class Cohort:
         return steps_of(plan, own, pad=not self.net.coupled)
 
     def pass_over(
-        self, w: Tensor, measure: Callable[[Rows, Batch], Tensor], *, split: Split = "train"
+        self,
+        w: Tensor,
+        measure: Callable[[Any, Batch], Tensor],
+        *,
+        split: Split = "train",
+        bind: Callable[[Tensor, Tensor], Any] | None = None,
     ) -> Tensor:
         """Sum `measure(m, batch) -> [k, ...]` over one pass in evaluation mode: `[K, ...]`, no gradients.
 
-        Sums are kept in float64. A client without samples in the split contributes zero.
+        Sums are kept in float64. A client without samples in the split contributes zero. `m` is the `Rows`
+        of `w`, or whatever `bind(ids, rows)` makes of rows that are not models of this network.
         """
+        made = bind or (lambda ids, rows: self.net.bind(rows))
 
         def work(chunk: Cohort, w: Tensor) -> tuple[Tensor]:
             indices: Sequence[np.ndarray] = getattr(chunk.data, split)
@@ -232,13 +259,13 @@ class Cohort:
             at = torch.tensor(order, device=self.net.device)
             for batch in steps_of(plan, chunk.data.pool, pad=True):
                 rows = at[batch.rows]
-                value = measure(self.net.bind(w[rows]), batch).double()
+                value = measure(made(chunk.ids[rows.cpu()], w[rows]), batch).double()
                 if total is None:
                     total = value.new_zeros(len(chunk), *value.shape[1:])
                 total[rows] += value
             if total is None:
                 # Nobody has samples: a batch of padding tells what shape the zeros have.
-                value = measure(self.net.bind(w), padding(chunk.data.pool, len(chunk)))
+                value = measure(made(chunk.ids, w), padding(chunk.data.pool, len(chunk)))
                 total = torch.zeros_like(value, dtype=torch.float64)
             return (total,)
 
@@ -269,7 +296,9 @@ class Cohort:
         nothing = [own[:0] for own in ranges]
         features = Samples(torch.cat(parts), pool.y[flat])
         data = ClientData(features, self.data.num_classes, ranges, nothing, nothing)
-        return self._with(data, self.ids, self.width)
+        cohort = self._with(data, self.ids, self.width)
+        cohort._velocity = self._velocity
+        return cohort
 
     def each(self, w: Tensor, fn: Callable[[Rows], Tensor]) -> Tensor:
         """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""

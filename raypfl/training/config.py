@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raypfl.config import StrictModel
 from raypfl.training.optim import SGD, Adam, AdamW
@@ -23,6 +23,25 @@ class TrainingConfig(StrictModel):
     batch_size: int = Field(100, ge=1, description="samples a step; a last, shorter batch is kept")
     optimizer: Optimizer = Adam()
     lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate after every round")
+
+    momentum_state: Literal["reset", "keep"] = Field(
+        "reset", description="of SGD, over rounds: fresh every round, or each client's own, kept"
+    )
+
+    @model_validator(mode="after")
+    def _momentum_to_keep(self) -> TrainingConfig:
+        if self.momentum_state == "keep" and not isinstance(self.optimizer, SGD):
+            raise ValueError(
+                f"momentum_state = keep keeps the momentum of SGD, but optimizer is {self.optimizer.name}. "
+                "Use optimizer sgd, or momentum_state reset."
+            )
+        return self
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether clients have a velocity that outlives a round."""
+        optimizer = self.optimizer
+        return self.momentum_state == "keep" and isinstance(optimizer, SGD) and optimizer.momentum > 0.0
 
     def decay(self, round: int) -> float:
         """The factor on learning rates in round `round` (the first round is 1)."""

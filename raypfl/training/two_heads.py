@@ -21,8 +21,6 @@ class TwoHeads(NamedTuple):
     """Rows `[K, width]`."""
     second: Tensor
     """The second heads `[K, head]`, or as they were given if they are frozen."""
-    moments: Moments
-    """The optimizer's memory of `w`."""
 
 
 def fit_two_heads(
@@ -34,11 +32,11 @@ def fit_two_heads(
     head_lr: float | None = None,
     second_lr: float | None = None,
     freeze_second: bool = False,
-    moments: Moments | None = None,
 ) -> TwoHeads:
     """Train all weights of `w` and, unless it is frozen, a second head; one extractor forward a batch.
 
-    Epochs, batches, optimizer and the decay of learning rates are the configuration's.
+    Epochs, batches, optimizer and the decay of learning rates are the configuration's. The clients' kept
+    velocity, where they keep one, is that of `w`; the optimizer of a second head is fresh every round.
 
     Args:
         cohort: the clients.
@@ -50,7 +48,6 @@ def fit_two_heads(
         head_lr: learning rate of the head of `w`; the optimizer's if absent.
         second_lr: learning rate of the second head; the optimizer's if absent.
         freeze_second: the second head is data: no gradient, no momentum, no weight decay.
-        moments: the optimizer's memory of `w` from an earlier round; fresh if absent.
     """
     net, training = cohort.net, cohort.training
     optimizer = training.optimizer
@@ -58,8 +55,9 @@ def fit_two_heads(
     lr = optimizer.lr * decay
     head_rate = lr if head_lr is None else head_lr * decay
     second_rate = lr if second_lr is None else second_lr * decay
-    if moments is None:
-        moments = optimizer.moments(w[:, net.weights])
+    moments = optimizer.moments(w[:, net.weights])
+    if cohort.velocity is not None:
+        moments = moments._replace(first=cohort.velocity)
 
     def train(
         chunk: Cohort, w: Tensor, first: Tensor, squares: Tensor, steps: Tensor, second: Tensor, *rows: Tensor
@@ -93,8 +91,10 @@ def fit_two_heads(
         w[:, net.statistics] = buffers
         return w, *memory, loss_sum / samples, *(() if freeze_second else (second,))
 
-    w, first, squares, steps, cohort.losses, *trained = cohort.run(train, w, *moments, second, *rows)
-    return TwoHeads(w, trained[0] if trained else second, Moments(first, squares, steps))
+    w, first, _, _, cohort.losses, *trained = cohort.run(train, w, *moments, second, *rows)
+    if cohort.velocity is not None:
+        cohort.velocity = first
+    return TwoHeads(w, trained[0] if trained else second)
 
 
 def _step(

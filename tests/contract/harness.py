@@ -41,6 +41,11 @@ TRAINING = TrainingConfig(epochs=2, batch_size=BATCH, optimizer=SGD(lr=0.1, mome
 NOBODY = torch.zeros(0, dtype=torch.int64)
 
 
+def training(row: Row) -> TrainingConfig:
+    """Local training as a row has it."""
+    return TRAINING.model_copy(update={"momentum_state": row.momentum})
+
+
 def mlp(hidden: int = 5) -> nn.Module:
     layers = [("flatten", nn.Flatten()), ("fc", nn.Linear(16, hidden)), ("act", nn.Tanh())]
     return nn.Sequential(OrderedDict([*layers, ("head", nn.Linear(hidden, CLASSES))]))
@@ -118,15 +123,15 @@ class Simulation:
         federation: Toy,
         *,
         together: bool = True,
-        training: TrainingConfig = TRAINING,
     ) -> None:
         self.method: Method[Any, Any, Any, Any, Any] = row.method()
-        self.net, self.data, self.training, self.together = net, federation.data(), training, together
+        self.net, self.data, self.training, self.together = net, federation.data(), training(row), together
         sizes = torch.tensor([len(own) for own in self.data.train])
         cohort = self._cohort(torch.arange(len(sizes)), 0)
         self.clients = Clients(torch.arange(len(sizes)), sizes, cohort.label_counts)
         self.hub = self.method.init_hub(net, self.clients)
         self.state = self.method.init_state(net, self.clients)
+        self.velocity = torch.zeros(len(sizes), net.num_weights, dtype=net.dtype)
         self.rounds = 0
 
     def run(
@@ -152,15 +157,23 @@ class Simulation:
         groups = torch.arange(len(plan.ids)).split(len(plan.ids) if self.together else 1)
         for group in groups:
             here = plan.ids[group]
-            own, up = method.local_update(
-                self._cohort(here, self.rounds), take(self.state, here), take(down, group, method.shared)
-            )
+            cohort = self._cohort(here, self.rounds)
+            if self.training.keeps_momentum:
+                cohort.velocity = self.velocity[here]
+            own, up = method.local_update(cohort, take(self.state, here), take(down, group, method.shared))
+            if cohort.velocity is not None:
+                self.velocity[here] = cohort.velocity
             fields = zip(self.state, own, strict=True)
             self.state = type(self.state)(*(field.index_copy(0, here, rows) for field, rows in fields))
             ups.append(up)
         up = type(ups[0])(*(torch.cat(parts) for parts in zip(*ups, strict=True)))
         self.hub = method.aggregate(net, self.hub, up, plan)
         return plan, down, up
+
+    @property
+    def kept(self) -> Tensor:
+        """Momentum as a client keeps it: no columns where it is fresh every round."""
+        return self.velocity if self.training.keeps_momentum else self.velocity[:, :0]
 
     def models(self, ids: Tensor | None = None) -> Tensor:
         """The rows that clients would use now if they were absent from the next round: `[N, width]`."""
@@ -238,7 +251,7 @@ def world(row: Row, federation: Toy, net: Net = NETS["mlp"], **settings: Any) ->
         data={"name": "digits"},
         partition={"name": "iid", "num_clients": len(federation.clients)},
         model={"name": f"{__name__}:{net.build.__name__}", "head": "head", "buffers": net.buffers},
-        training=TRAINING,
+        training=training(row),
         method=row.options,
         seed=3,
         **settings,
@@ -263,6 +276,8 @@ def trace(engine: LocalEngine, rounds: Sequence[int]) -> Trace:
     parts = [(host.blocks[block], state) for host in engine.hosts for block, state in host.state.items()]
     order = torch.cat([ids for ids, _ in parts]).argsort()
     state = tuple(torch.cat(field)[order] for field in zip(*(state for _, state in parts), strict=True))
+    velocity = [rows for host in engine.hosts for rows in host.velocity.values()]
+    state = (*state, torch.cat(velocity)[order])
     return Trace(records, sorted(messages), tuple(engine.hub.hub), state)
 
 

@@ -79,6 +79,8 @@ class Row(NamedTuple):
     """Whether messages are exactly the arrays that cross process borders; else `sent_*` say what would be."""
     moving: frozenset[str] = frozenset()
     """Server fields with a row a client that change for clients that are absent, too."""
+    momentum: Literal["reset", "keep"] = "reset"
+    """Over rounds; only local training knows of it, and the method should not notice."""
     tolerance: float = 1e-9
     """Float64 differences between one client at a time and all at once, after three rounds."""
 
@@ -88,6 +90,7 @@ class Row(NamedTuple):
 
 TABLE = [
     Row("local", Local(), up=nothing, down=nothing, collaborates=False),
+    Row("local kept momentum", Local(), up=nothing, down=nothing, collaborates=False, momentum="keep"),
     Row("fedavg", FedAvg(), up=model, down=model, away="newest"),
     Row("fedamp", FedAMP(alpha=1.0, sigma=4.0, lam=0.3), up=weights, down=weights),
     Row("fedamp heuristic", FedAMP(attention="heuristic", alpha=1.0, lam=0.3), up=weights, down=weights),
@@ -109,6 +112,7 @@ TABLE = [
     ),
     Row("fedper", FedPer(), up=body, down=body, away="own head"),
     Row("fedrep", FedRep(head_epochs=2), up=body, down=body, away="own head"),
+    Row("fedrep kept momentum", FedRep(head_epochs=2), up=body, down=body, away="own head", momentum="keep"),
     Row("fedrep fresh features", FedRep(features="fresh"), up=body, down=body, away="own head"),
     Row("fedrep uniform", FedRep(head_epochs=2, aggregation="uniform"), up=body, down=body, away="own head"),
     Row("fedrod", FedRoD(), up=model, down=model, away="own residual"),
@@ -122,8 +126,16 @@ TABLE = [
     ),
     Row("fedtc", FedTC(classifier_lr=0.1), up=model, down=model, away="own head"),
     Row(
-        "fedtc live both reset",
-        FedTC(classifier_lr=0.1, shared_head="live", local_loss_to_extractor=True, momentum_state="reset"),
+        "fedtc kept momentum",
+        FedTC(classifier_lr=0.1),
+        up=model,
+        down=model,
+        away="own head",
+        momentum="keep",
+    ),
+    Row(
+        "fedtc live both",
+        FedTC(classifier_lr=0.1, shared_head="live", local_loss_to_extractor=True),
         up=model,
         down=model,
         away="own head",

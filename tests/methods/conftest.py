@@ -108,7 +108,12 @@ class Toy:
     def round(self, method: AnyMethod, hub: Any, state: Any, plan: Plan) -> Round:
         """One round in the order of the contract."""
         down = method.download(self.net, hub, plan)
-        own, up = method.local_update(self.cohort(plan), take(state, plan.ids), down)
+        cohort = self.cohort(plan)
+        if self.training.keeps_momentum:
+            cohort.velocity = self.velocity[plan.ids]
+        own, up = method.local_update(cohort, take(state, plan.ids), down)
+        if cohort.velocity is not None:
+            self.velocity[plan.ids] = cohort.velocity
         return Round(method.aggregate(self.net, hub, up, plan), put(state, plan.ids, own), down, up)
 
     def run(
@@ -119,6 +124,7 @@ class Toy:
     ) -> list[Round]:
         """All rounds from the start; `participants(round)` are ids, or None for everybody."""
         hub, state = method.init_hub(self.net, self.clients), method.init_state(self.net, self.clients)
+        self.velocity = torch.zeros(len(self.indices), self.net.num_weights, dtype=self.net.dtype)
         history = []
         for number in range(1, rounds + 1):
             history.append(self.round(method, hub, state, self.plan(number, participants(number))))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from raypfl.errors import ConfigError
 from raypfl.methods.fedavg import Config as FedAvgConfig
 from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.fedrep import Config as FedRepConfig
@@ -42,7 +41,7 @@ def written_out(toy, rounds, config, order=("classifier", "extractor")):
         decay = 0.9 ** (number - 1)
         for client in clients:
             mine, phi, own = thetas[client], phis[client], optimizers[client]
-            if number == 1 or config.momentum_state == "reset":
+            if number == 1 or toy.training.momentum_state == "reset":
                 own |= {"extractor": sgd(mine, 0.1), "classifier": sgd(phi, config.classifier_lr)}
             own["extractor"].param_groups[0]["lr"] = 0.1 * decay
             own["classifier"].param_groups[0]["lr"] = config.classifier_lr * decay
@@ -79,11 +78,9 @@ def written_out(toy, rounds, config, order=("classifier", "extractor")):
 @pytest.mark.parametrize("shared_head", ["frozen", "live"])
 def test_three_rounds_step_by_step(deep, shared_head, local_loss_to_extractor, momentum_state):
     config = Config(
-        classifier_lr=0.02,
-        shared_head=shared_head,
-        local_loss_to_extractor=local_loss_to_extractor,
-        momentum_state=momentum_state,
+        classifier_lr=0.02, shared_head=shared_head, local_loss_to_extractor=local_loss_to_extractor
     )
+    deep.training = PAPER.model_copy(update={"momentum_state": momentum_state})
     done = deep.run(FedTC(config), 3)[-1]
     phis, hub = written_out(deep, 3, config)
     torch.testing.assert_close(done.state.head, phis, rtol=1e-10, atol=1e-12)
@@ -98,9 +95,10 @@ def test_options_make_a_difference(deep):
             {},
             {"shared_head": "live"},
             {"local_loss_to_extractor": True},
-            {"momentum_state": "reset"},
         )
     ]
+    deep.training = PAPER.model_copy(update={"momentum_state": "keep"})
+    found.append(deep.run(FedTC(Config(classifier_lr=0.02)), 2)[-1].hub.w)
     assert all((other - found[0]).abs().max() > 1e-4 for other in found[1:])
 
 
@@ -153,7 +151,7 @@ def test_reported_logits_are_those_of_the_own_classifier(deep):
 
 def test_without_classifier_rate_it_is_fedavg_under_a_frozen_random_head(deep):
     """All classifiers stay at the common start; FedRep without head epochs is that training."""
-    mine = deep.run(FedTC(Config(classifier_lr=0.0, momentum_state="reset")), 3)
+    mine = deep.run(FedTC(Config(classifier_lr=0.0)), 3)
     theirs = deep.run(FedRep(FedRepConfig(head_epochs=0, body_epochs=PAPER.epochs)), 3)
     start = common_start(deep.net, 0)[:, deep.net.head]
     for one, other in zip(mine, theirs, strict=True):
@@ -179,20 +177,10 @@ def test_identical_clients_agree(make_toy):
         torch.testing.assert_close(head, done.state.head[0], rtol=1e-12, atol=1e-14)
 
 
-def test_kept_momentum_is_state_and_no_columns_without(deep):
-    for how, columns in (("keep", deep.net.num_weights), ("reset", 0)):
-        method = FedTC(Config(classifier_lr=0.02, momentum_state=how))
-        first, second = deep.run(method, 2, lambda round: None if round == 1 else [0, 1])
-        assert first.state.velocity.shape == (4, columns)
-        assert torch.equal(second.state.velocity[2:], first.state.velocity[2:])
-
-
-def test_adam_runs_with_a_fresh_memory_and_is_refused_with_a_kept_one(make_toy):
+def test_adam_runs_with_a_rate_for_the_classifier(make_toy):
     adam = TrainingConfig(epochs=2, batch_size=3, optimizer=Adam(lr=0.01))
     toy = make_toy(hidden=4, training=adam, dtype=torch.float64)
-    with pytest.raises(ConfigError, match="momentum_state = 'keep' .* training.optimizer is adam"):
-        FedTC(Config()).check(toy.net, toy.clients, adam)
-    method = FedTC(Config(momentum_state="reset", classifier_lr=0.005))
+    method = FedTC(Config(classifier_lr=0.005))
     method.check(toy.net, toy.clients, adam)
     up = toy.run(method, 1)[0].up.w
     start = common_start(toy.net, 0)[:, toy.net.weights]
@@ -213,4 +201,3 @@ def test_defaults_are_the_papers():
         "frozen",
         False,
     )
-    assert config.momentum_state == "keep"
