@@ -18,6 +18,7 @@ from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.methods.contract import Model, Point
 from raypfl.models import ModelConfig
+from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ class Settings(StrictModel):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
     participation: ParticipationConfig = ParticipationConfig(fraction=1.0)
+    topology: TopologyConfig | None = Field(
+        None, description="who hears whom, for methods without a server; null: what each method's paper has"
+    )
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()

@@ -80,6 +80,8 @@ class Hub:
         """Aggregate the round that was opened last; returns the seconds it took."""
         begin = time.perf_counter()
         ids = self.plan.ids
+        if not len(ids):
+            return time.perf_counter() - begin
         up = stack([(upload.ids, upload.up) for upload in uploads], ids)
         self.hub = self.method.aggregate(self.net, self.hub, up, self.plan)
         return time.perf_counter() - begin

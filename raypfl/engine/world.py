@@ -61,7 +61,8 @@ class World(NamedTuple):
 
     def method(self) -> AnyMethod:
         """The method with its options and the run's seed."""
-        return METHODS[self.config.method.name](self.config.method, self.config.seed)
+        config = self.config
+        return METHODS[config.method.name](config.method, config.seed, config.topology)
 
     def clients(self, device: torch.device) -> Clients:
         """What the server knows of its clients."""

@@ -14,6 +14,8 @@ from raypfl.methods.fedrod_hyper import FedRoDHyper
 from raypfl.methods.fedtc import FedTC
 from raypfl.methods.local import Local
 from raypfl.methods.one_lambda import OneLambda
+from raypfl.methods.peer_fedavg import PeerFedAvg
+from raypfl.methods.peer_fedper import PeerFedPer
 from raypfl.methods.per_fedavg import PerFedAvg
 from raypfl.methods.pfedme import PFedMe
 
@@ -31,6 +33,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "fedcac": FedCAC,
+    "peer_fedavg": PeerFedAvg,
+    "peer_fedper": PeerFedPer,
 }
 
 __all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]

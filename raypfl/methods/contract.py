@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from raypfl.config import StrictModel
+from raypfl.topology import Graph, TopologyConfig
 from raypfl.training.cohort import Cohort
 from raypfl.training.config import TrainingConfig
 from raypfl.training.network import Network
@@ -68,6 +69,8 @@ class Plan(NamedTuple):
     peers: Tensor | None = None
     """Whose models each participant gets to hear, where it is not the server's alone: client ids, int64
     `[S, q]`, each row ascending and filled up with -1."""
+    graph: Graph | None = None
+    """Who hears whom, of all N clients, where there is no server; edges among participants only."""
 
 
 class Message(NamedTuple):
@@ -109,9 +112,11 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     summary: ClassVar[str]
 
-    def __init__(self, config: ConfigT, seed: int = 0) -> None:
+    def __init__(self, config: ConfigT, seed: int = 0, topology: TopologyConfig | None = None) -> None:
         self.config = config
         self.seed = seed
+        self.run_topology = topology
+        """Who hears whom in this run, for methods without a server, unless they have one of their own."""
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         """Refuse a network, clients or training that the method cannot work with; called before a run starts.

@@ -183,7 +183,8 @@ class Simulation:
 
     def shared_download(self) -> Any:
         """What everybody could fetch now."""
-        plan = Plan(self.rounds + 1, self.clients.ids, self.clients.sizes)
+        everyone = self.clients.ids
+        plan = self.method.plan(self.net, self.hub, self.clients, self.rounds + 1, lambda round: everyone)
         return take(self.method.download(self.net, self.hub, plan), NOBODY, self.method.shared)
 
     def loss(self) -> float:

@@ -18,8 +18,11 @@ from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
 from raypfl.methods.fedtc import Config as FedTC
 from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
+from raypfl.methods.peer_fedavg import Config as PeerFedAvg
+from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
+from raypfl.topology import Full
 from raypfl.training import Network
 
 Payload = Callable[[Network, int], int]
@@ -60,6 +63,16 @@ def others(net: Network, participants: int) -> int:
     return (participants - 1) * net.num_weights
 
 
+def models_heard(net: Network, participants: int) -> int:
+    """Whatever travels of a model and the number of samples, of everyone else."""
+    return (participants - 1) * (net.shared.stop + 1)
+
+
+def bodies_heard(net: Network, participants: int) -> int:
+    """Whatever travels of an extractor and the number of samples, of everyone else."""
+    return (participants - 1) * (body(net, participants) + 1)
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -79,6 +92,8 @@ class Row(NamedTuple):
     """Whether messages are exactly the arrays that cross process borders; else `sent_*` say what would be."""
     moving: frozenset[str] = frozenset()
     """Server fields with a row a client that change for clients that are absent, too."""
+    without_server: bool = False
+    """Whether messages go from client to client; `down` is then what a client hears."""
     momentum: Literal["reset", "keep"] = "reset"
     """Over rounds; only local training knows of it, and the method should not notice."""
     tolerance: float = 1e-9
@@ -87,6 +102,10 @@ class Row(NamedTuple):
     def method(self) -> Method:
         return METHODS[self.options.name](self.options, seed=3)
 
+
+FULL = Full(weights="samplesize")
+"""Everyone hears everyone: no draw that belongs to a client's label."""
+PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
 
 TABLE = [
     Row("local", Local(), up=nothing, down=nothing, collaborates=False),
@@ -163,4 +182,7 @@ TABLE = [
         down=model,
     ),
     Row("fedcac", FedCAC(beta=5.0), up=weights, down=weights, masks_up=mask),
+    Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),
+    Row("peer_fedavg kept momentum", PeerFedAvg(topology=FULL), down=models_heard, momentum="keep", **PEERS),
+    Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
 ]

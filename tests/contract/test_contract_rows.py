@@ -121,7 +121,8 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         for client, message in sent[direction]:
             values[client] += message.values
             size[client] += message.bytes
-            assert SERVER in (message.src, message.dst) and message.values > 0
+            assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
+            assert message.src != message.dst
         expected = payload(run.net, len(participants))
         packed = masks[direction]
         assert [values[client] for client in participants] == [expected + packed] * len(participants)
