@@ -12,10 +12,7 @@ from raypfl.rng import key, numpy_generator
 from raypfl.topology.base import Topology
 from raypfl.topology.conditions import require_row_stochastic, require_symmetric_doubly_stochastic
 from raypfl.topology.connectivity import is_connected, is_weakly_connected
-from raypfl.topology.edge_list import EdgeListFile
-from raypfl.topology.graph import Graph, graph_of
-from raypfl.topology.mixing import Mixing, weights
-from raypfl.topology.random_shapes import (
+from raypfl.topology.drawn import (
     ErdosRenyi,
     KOut,
     Matching,
@@ -24,7 +21,10 @@ from raypfl.topology.random_shapes import (
     expected_contraction,
     pulls,
 )
-from raypfl.topology.regular_shapes import Exponential, Full, OnePeerExponential, Ring, Star, Torus
+from raypfl.topology.edge_list import EdgeListFile
+from raypfl.topology.graph import Graph, graph_of
+from raypfl.topology.mixing import Mixing, weights
+from raypfl.topology.shapes import Exponential, Full, OnePeerExponential, Ring, Star, Torus
 from raypfl.topology.spectral import Gap, contraction, spectral_gap
 
 __all__ = [

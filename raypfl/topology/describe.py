@@ -11,10 +11,10 @@ from torch import Tensor
 
 from raypfl.topology import TopologyConfig, active, check, mixing, sample
 from raypfl.topology.connectivity import is_connected, is_weakly_connected
+from raypfl.topology.drawn import KOut, expected_contraction
 from raypfl.topology.graph import Graph, graph_of
 from raypfl.topology.mixing import Mixing
-from raypfl.topology.random_shapes import KOut, expected_contraction
-from raypfl.topology.regular_shapes import OnePeerExponential, exponents
+from raypfl.topology.shapes import OnePeerExponential, exponents
 from raypfl.topology.spectral import contraction, spectral_gap
 
 _ROUNDS = 5
@@ -119,4 +119,4 @@ def _number(value: float) -> str:
 def _range(values: Iterable[int]) -> str:
     values = list(values)
     low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}, mean {sum(values) / len(values):.3g}"
+    return f"{low}" if low == high else f"{low} to {high}, mean {sum(values) / len(values):.4g}"

@@ -113,7 +113,7 @@ def _parse(path: Path, directed: bool, num_peers: int) -> _Lines:
     edges: dict[tuple[int, int], int] = {}
     weight: dict[tuple[int, int], float] = {}
     columns = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue

@@ -144,6 +144,6 @@ def _require_symmetric(graph: Graph) -> None:
         first = int(one_way.nonzero()[0])
         raise ConfigError(
             "topology.weights = metropolis: needs an undirected graph, but peer "
-            f"{int(graph.receivers[first])} receives from peer {int(graph.sources[first])} and not the other way. "
-            "Use topology.weights=uniform or samplesize."
+            f"{int(graph.receivers[first])} receives from peer {int(graph.sources[first])} and not the "
+            "other way. Use topology.weights=uniform or samplesize."
         )

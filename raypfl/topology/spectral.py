@@ -82,16 +82,18 @@ def _second_modulus(mixing: Mixing) -> float:
 
 
 def _start(num_peers: int) -> np.ndarray:
-    return numpy_generator(key(0, "spectral gap")).standard_normal(num_peers)
+    vector: np.ndarray = numpy_generator(key(0, "spectral gap")).standard_normal(num_peers)
+    return vector
 
 
 def _largest_singular_value(matrix: LinearOperator, x: np.ndarray) -> float:
     """By power iteration; NaN if it is slow."""
-    value = 0.0
+    value, length = math.inf, np.linalg.norm(x)
     for _ in range(_ITERATIONS):
-        x = matrix.rmatvec(matrix.matvec(x / np.linalg.norm(x)))
-        before, value = value, float(np.sqrt(np.linalg.norm(x)))
-        if abs(value - before) <= 1e-12:
+        x = matrix.rmatvec(matrix.matvec(x / length))
+        length = np.linalg.norm(x)
+        before, value = value, float(np.sqrt(length))
+        if abs(value - before) <= 1e-12 or length == 0:
             return value
     return math.nan
 
@@ -111,7 +113,8 @@ def _centred(mixings: Sequence[Mixing]) -> LinearOperator:
         mean = x.mean()
         for factor in factors:
             x = factor @ x
-        return x - mean
+        centred: np.ndarray = x - mean
+        return centred
 
     return LinearOperator(
         shape,
