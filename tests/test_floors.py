@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "algebra": BASE | {"raypfl.algebra"},
     "models": BASE | {"raypfl.models", "raypfl.explain"},
     "data": BASE | {"raypfl.data", "raypfl.explain"},
+    "topology": BASE | {"raypfl.topology"},
     "training": BASE | {"raypfl.training", "raypfl.models"},
     "methods": BASE | {"raypfl.methods", "raypfl.training", "raypfl.algebra"},
 }
