@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "data": BASE | {"raypfl.data", "raypfl.explain"},
     "topology": BASE | {"raypfl.topology"},
     "training": BASE | {"raypfl.training", "raypfl.models"},
-    "methods": BASE | {"raypfl.methods", "raypfl.training", "raypfl.algebra"},
+    "methods": BASE | {"raypfl.methods", "raypfl.training", "raypfl.algebra", "raypfl.topology"},
 }
 """Which other parts of raypfl a part stands on."""
 

@@ -29,9 +29,13 @@ from raypfl.topology.spectral import Gap, contraction, spectral_gap
 
 __all__ = [
     "TOPOLOGIES",
+    "Full",
     "Gap",
     "Graph",
+    "KOut",
     "Mixing",
+    "Regular",
+    "Ring",
     "Topology",
     "TopologyConfig",
     "active",
