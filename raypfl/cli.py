@@ -46,6 +46,7 @@ class Topic(str, Enum):
     methods = "methods"
     datasets = "datasets"
     partitions = "partitions"
+    topologies = "topologies"
     models = "models"
 
 
@@ -124,8 +125,14 @@ def _descriptions(topic: Topic) -> dict[str, str]:
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
+    from raypfl.topology import TOPOLOGIES
 
-    tables = {Topic.datasets: SOURCES, Topic.partitions: PARTITIONS, Topic.models: MODELS}
+    tables = {
+        Topic.datasets: SOURCES,
+        Topic.partitions: PARTITIONS,
+        Topic.models: MODELS,
+        Topic.topologies: TOPOLOGIES,
+    }
     if topic is Topic.methods:
         return {name: method.summary for name, method in METHODS.items()}
     return dict(tables[topic])

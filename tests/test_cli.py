@@ -92,6 +92,7 @@ def test_a_defect_of_ours_keeps_its_traceback(experiment: SimpleNamespace) -> No
         ("methods", ["local", "fedavg", "fedamp", "diversifed"]),
         ("datasets", ["digits", "mnist", "fmnist", "cifar10", "cifar100", "svhn", "synthetic"]),
         ("partitions", ["dirichlet", "pathological", "practical", "iid"]),
+        ("topologies", ["kout", "ring", "regular", "file"]),
         ("models", ["mlp", "lenet5", "resnet8"]),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.filesize import decimal
@@ -17,6 +18,9 @@ from raypfl.engine.messages import take
 from raypfl.engine.placement import Node, Placement, connected, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.errors import PlacementError
+from raypfl.methods.peers import Peers
+
+AnyPeers = Peers[Any, Any, Any, Any, Any]
 
 FLOAT_BYTES = 4
 WORKING_ROWS = 8
@@ -100,8 +104,20 @@ def describe(world: World, pool: Pool) -> str:
         "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.participants)} up",
         "time": f"about {seconds:.2g} s of training a round, {seconds * config.rounds / 60:.2g} min in all",
     }
+    if isinstance(hub.method, Peers):
+        lines |= _topology(world, hub.method)
     width = max(map(len, lines))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+    below = "\n" + " " * (width + 4)
+    return "\n".join(f"  {name:<{width}}  {text}".replace("\n", below) for name, text in lines.items())
+
+
+def _topology(world: World, method: AnyPeers) -> dict[str, str]:
+    """Who hears whom, with which weights, and how fast that mixes."""
+    from raypfl.topology.describe import describe as described
+
+    sizes = torch.from_numpy(world.label_counts.sum(1))
+    told = described(method.topology, world.num_clients, sizes, world.config.seed)
+    return {"topology": "\n".join((method.topology.name, *told))}
 
 
 def _idle(world: World, placement: Placement, nodes: Sequence[Node]) -> str:
