@@ -88,7 +88,7 @@ class Row(NamedTuple):
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
-    """Values that it receives besides for each class that participants of the round before have samples of."""
+    """Values that it receives besides for each class that participants of the round before have."""
     away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
     extractor with its own head, the newest shared model with its own head added to that model's, or that with
