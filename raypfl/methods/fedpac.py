@@ -17,10 +17,10 @@ not take part keeps its head; a combined head is fetched at the next participati
 
 Against the authors' code: statistics and centroids are those of clean samples in evaluation mode, the first
 from one pass (theirs: two passes of augmented ones). Its repair of a cost matrix whose float32 spectrum has a
-negative value (eigenvalues below 0.01 cut, an absolute threshold) is left out, as is clipping at 0. The matrix
-is a Gram matrix plus variances, here in float64, and needs neither. A cut would give every client a matrix
-that is no longer made of statistics, which the solver works on, and in float32 it depends on the machine. A
-client whose weights cannot be certified is an error; theirs keeps its own head.
+negative value (eigenvalues below 0.01 cut, an absolute threshold) is left out, as is clipping at 0. The
+matrix is a Gram matrix plus variances, here in float64, and needs neither. A cut would give every client a
+matrix that is no longer made of statistics, which the solver works on, and in float32 it depends on the
+machine. A client whose weights cannot be certified is an error; theirs keeps its own head.
 
 Traffic: class counts are sent once, with registration, and are not in the ledger; neither are the marks of
 which classes the server knows. Centroids are sent for classes that the sender has.
