@@ -1,7 +1,7 @@
 """Sums over a client's features, class by class, and what follows from them; one pass, in float64.
 
-With the features z of the n samples of a client and `S_k` their sum over class k, the matrix `e_y z'` (one row
-a class) has over these samples
+With the features z of the n samples of a client and `S_k` their sum over class k, the matrix `e_y z'` (one
+row a class) has over these samples
 
     mean      h = (S_1; ...; S_C) / n,  so row k is the share of class k times its mean feature,
     variance  V = (sum ||z||^2 / n - ||h||^2) / n,  in total, of that mean.

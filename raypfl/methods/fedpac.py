@@ -1,11 +1,11 @@
-"""FedPAC: features aligned to global class centroids, heads combined for each client by a quadratic programme.
+"""FedPAC: features aligned to class centroids, heads combined for each client by quadratic programmes.
 
 Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR
 2023, arXiv 2306.11867. One round of a client, theta received, phi_i its combined head:
 
     h_i, V_i, mu_ik   statistics of f(x; theta), before anything is trained (`feature_statistics`)
     phi_i             one epoch of cross-entropy on the head alone, rate `head_lr`
-    theta_i           E epochs of CE + lam * mean_l ||f(x_l; theta_i) - t_{y_l}||^2 / d on the extractor alone,
+    theta_i           E epochs on the extractor alone, CE + lam * mean_l ||f(x_l; theta_i) - t_{y_l}||^2 / d,
                       t_k = c_k where some participant of the last round had class k, else mu_ik;
                       plain CE in the first round
     c_ik              class means of f(x; theta_i)
@@ -15,11 +15,11 @@ this round's phi_j that minimises variance plus squared bias of h (`algebra.simp
 `weight_eps` left out. Reported: the newest extractor with the combined head, before training (PRE). Who does
 not take part keeps its head; a combined head is fetched at the next participation.
 
-Against the authors' code: statistics and centroids are those of clean samples in evaluation mode, all from
-one pass (theirs: two passes of augmented ones). Its repair of a cost matrix whose float32 spectrum has a
-negative value (eigenvalues below 0.01 cut, an absolute threshold) is left out, as is clipping at 0: the matrix
-is a Gram matrix plus variances, here in float64, and needs neither; a cut would give every client a matrix of
-its own that is no longer made of statistics, which the solver works on, and in float32 it depends on the
+Against the authors' code: statistics and centroids are those of clean samples in evaluation mode, the first
+from one pass (theirs: two passes of augmented ones). Its repair of a cost matrix whose float32 spectrum has a
+negative value (eigenvalues below 0.01 cut, an absolute threshold) is left out, as is clipping at 0. The
+matrix is a Gram matrix plus variances, here in float64, and needs neither. A cut would give every client a
+matrix that is no longer made of statistics, which the solver works on, and in float32 it depends on the
 machine. A client whose weights cannot be certified is an error; theirs keeps its own head.
 
 Traffic: class counts are sent once, with registration, and are not in the ledger; neither are the marks of

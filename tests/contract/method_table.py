@@ -93,7 +93,7 @@ class Row(NamedTuple):
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
-    """Values that it receives besides for each class that participants of the last round have samples of."""
+    """Values that it receives besides for each class that participants of the round before have."""
     counts_up_per_class: Payload = nothing
     """Whole numbers, of 8 bytes each, that a participant sends besides for each class it has samples of."""
     away: Literal["own", "newest", "own head", "own residual", "own shares", "own by newest"] = "own"
