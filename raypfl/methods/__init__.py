@@ -9,6 +9,7 @@ from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.fedcac import FedCAC
 from raypfl.methods.fedpac import FedPAC
 from raypfl.methods.fedper import FedPer
+from raypfl.methods.fedproto import FedProto
 from raypfl.methods.fedrep import FedRep
 from raypfl.methods.fedrod import FedRoD
 from raypfl.methods.fedrod_hyper import FedRoDHyper
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "one_lambda": OneLambda,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedproto": FedProto,
     "fedrod": FedRoD,
     "fedrod_hyper": FedRoDHyper,
     "fedtc": FedTC,

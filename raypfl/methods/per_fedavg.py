@@ -16,50 +16,22 @@ steps are plain SGD. `training.lr_decay` scales beta; alpha is part of the objec
 samples than a step wants splits those it has; with a single sample, all batches are that one.
 """
 
-# S participants, K clients of a cohort, k clients of a batch, P parameters.
+# K clients of a cohort, k clients of a batch, P parameters.
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import Clients
+from raypfl.methods.global_model import Down, GlobalModel, State, Up, private, upload
 from raypfl.methods.start import common_start
 from raypfl.training import Batch, Cohort, Network, cross_entropy
-
-
-class Hub(NamedTuple):
-    """Held by the server."""
-
-    w: Tensor
-    """The global model's travelling columns, `[1, shared]`."""
-
-
-class State(NamedTuple):
-    """Held by a client."""
-
-    private: Tensor
-    """Running statistics that do not travel, `[N, private]`; usually none."""
-
-
-class Down(NamedTuple):
-    """To a participant."""
-
-    w: Tensor
-    """The global model, the same for everyone, `[1, shared]`."""
-
-
-class Up(NamedTuple):
-    """From a participant."""
-
-    w: Tensor
-    """The global model after the client's outer steps, `[K, shared]`."""
 
 
 class Config(StrictModel):
@@ -83,29 +55,20 @@ class Config(StrictModel):
     )
 
 
-class PerFedAvg(Method[Config, Hub, State, Down, Up]):
+class PerFedAvg(GlobalModel[Config, State]):
     """w <- sum_i pi_i w_i, w_i after steps w <- w - beta (I - alpha H) g(w - alpha g(w))."""
 
     Config = Config
-    hub_type = Hub
     state_type = State
-    shared = frozenset({"w"})
-    reported = ("personalised", "pre")
     summary = "Per-FedAvg: a global model that one local step personalises (MAML)"
 
-    def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.shared].clone())
-
     def init_state(self, net: Network, clients: Clients) -> State:
-        return State(common_start(net, self.seed, len(clients.ids))[:, net.private].clone())
-
-    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        return Down(hub.w)
+        return State(private(net, common_start(net, self.seed, len(clients.ids))))
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net = cohort.net
-        w, cohort.losses = cohort.run(self._train, net.assemble(down.w, state.private))
-        return State(w[:, net.private].clone()), Up(w[:, net.shared].clone())
+        w, cohort.losses = cohort.run(self._train, self.global_model(net, state, down))
+        return State(private(net, w)), upload(net, w)
 
     def _train(self, chunk: Cohort, start: Tensor) -> tuple[Tensor, Tensor]:
         """The models after their outer steps, and the mean of F_i(theta)."""
@@ -149,9 +112,6 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
             g2 = g2 - config.alpha * curvature(net, w, statistics.clone(), parts[2], g2)
         return loss, g2
 
-    def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
-        return net.assemble(down.w if up is None else up.w, state.private)
-
     def adapted(self, cohort: Cohort, w: Tensor) -> Tensor:
         """One inner step on the first batch of a shuffle of the client's training samples."""
         return cohort.run(self._adapt, w)[0]
@@ -165,12 +125,6 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
             _, g = gradient(net, before, statistics, batch)
             w[at], buffers[at] = before - self.config.alpha * g, statistics
         return (net.assemble(w, buffers),)
-
-    def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.private)
-
-    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        return Hub(weighted_mean(plan.sizes, up.w))
 
 
 def gradient(net: Network, w: Tensor, statistics: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -193,8 +193,15 @@ class Simulation:
         def measure(m: Any, batch: Any) -> Tensor:
             return batch.sum(cross_entropy_per_sample(m(batch.x), batch.y))
 
+        def bind(ids: Tensor, rows: Tensor) -> Any:
+            return self.method.answer(self.net, "personalised", ids, rows)
+
         cohort = self._cohort(self.clients.ids, self.rounds)
-        return float((cohort.pass_over(self.models(), measure) / self.clients.sizes).mean())
+        return float((cohort.pass_over(self.models(), measure, bind=bind) / self.clients.sizes).mean())
+
+    def inputs(self) -> Tensor:
+        """Two samples for each client, `[N, 2, ...]`."""
+        return self.data.pool.x[: 2 * len(self.clients.ids)].unflatten(0, (-1, 2))
 
     def cohort(self, ids: Tensor) -> Cohort:
         """Some clients with their data, in the round that was last."""

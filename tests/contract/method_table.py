@@ -13,6 +13,7 @@ from raypfl.methods.fedavg import Config as FedAvg
 from raypfl.methods.fedcac import Config as FedCAC
 from raypfl.methods.fedpac import Config as FedPAC
 from raypfl.methods.fedper import Config as FedPer
+from raypfl.methods.fedproto import Config as FedProto
 from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
 from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
@@ -69,6 +70,10 @@ def feature(net: Network, participants: int) -> int:
     return (net.head.stop - net.head.start) // 3 - 1
 
 
+def one(net: Network, participants: int) -> int:
+    return 1
+
+
 def body_head_and_statistics(net: Network, participants: int) -> int:
     """Besides extractor and head, features of all 3 classes and a number."""
     return body_and_head(net, participants) + 3 * feature(net, participants) + 1
@@ -102,10 +107,13 @@ class Row(NamedTuple):
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
     """Values that it receives besides for each class that participants of the round before have."""
-    away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
+    counts_up_per_class: Payload = nothing
+    """Whole numbers, of 8 bytes each, that a participant sends besides for each class it has samples of."""
+    away: Literal["own", "newest", "own head", "own residual", "own shares", "own by newest"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
-    extractor with its own head, the newest shared model with its own head added to that model's, or that with
-    what the newest shared parameters make of its own label shares."""
+    extractor with its own head, the newest shared model with its own head added to that model's, that with
+    what the newest shared parameters make of its own label shares, or its own last model and, behind its
+    columns, what the server newly says about how to read it."""
     collaborates: bool = True
     """Whether a client's data ever reach the others' models."""
     sent_as_stored: bool = True
@@ -154,6 +162,38 @@ TABLE = [
     Row("fedrep kept momentum", FedRep(head_epochs=2), up=body, down=body, away="own head", momentum="keep"),
     Row("fedrep fresh features", FedRep(features="fresh"), up=body, down=body, away="own head"),
     Row("fedrep uniform", FedRep(head_epochs=2, aggregation="uniform"), up=body, down=body, away="own head"),
+    Row(
+        "fedproto",
+        FedProto(),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own by newest",
+        sent_as_stored=False,
+    ),
+    Row(
+        "fedproto during, by counts, own classes",
+        FedProto(proto_pass="during", proto_weight="count", proto_absent="drop", classes="own"),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        counts_up_per_class=one,
+        away="own by newest",
+        sent_as_stored=False,
+    ),
+    Row(
+        "fedproto all epochs, kept momentum",
+        FedProto(proto_pass="all_epochs"),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own by newest",
+        sent_as_stored=False,
+        momentum="keep",
+    ),
     Row("fedrod", FedRoD(), up=model, down=model, away="own residual"),
     Row("fedrod zero", FedRoD(personal_init="zero"), up=model, down=model, away="own residual"),
     Row(

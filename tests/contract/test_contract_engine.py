@@ -138,13 +138,16 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
     participants = {client for (_, client, _, _, split) in found.records if split == "train"}
     assert len(participants) == N // 2
     sent = Counter()
-    masks = 0
+    masks = counts = 0
     for src, dst, kind, values, size in found.messages:
-        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values))
+        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values, 8 * values))
         assert {src, dst} - {-1} <= participants
         if size == values:
             assert dst == -1
             masks += values
+        elif size == 8 * values and kind != "meta":
+            assert dst == -1
+            counts += values
         else:
             sent["up" if dst == -1 else "down"] += values
     net = engine.hub.net
@@ -155,6 +158,7 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
         "down": torch.full_like(present, row.down(net, N // 2)),
     }
     assert masks == row.masks_up(net, N // 2) * (N // 2)
+    assert counts == row.counts_up_per_class(net, N // 2) * int(present.sum())
     assert sent == {way: int(values.sum()) for way, values in payload.items() if values.any()}
 
 

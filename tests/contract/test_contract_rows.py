@@ -95,12 +95,16 @@ def test_nothing_that_is_received_is_modified(row, net, federation):
         own = take(run.state, plan.ids)
         guard.personalised(run.net, own, down)
         guard.personalised(run.net, own, down, up)
+        guard.alternative(run.net, own, down, up)
+        guard.answer(run.net, "personalised", run.clients.ids, run.models())(run.inputs())
         guard.global_model(run.net, run.state, run.shared_download())
         guard.adapted(run.cohort(run.clients.ids), run.models())
         guard.sent_down(run.net, plan, down)
         guard.sent_up(run.net, plan.ids, up)
         run.models()
-    called = "plan download local_update personalised absent adapted global_model aggregate"
+    called = (
+        "plan download local_update personalised absent alternative answer adapted global_model aggregate"
+    )
     assert guard.checked >= {*called.split(), "sent_down", "sent_up"}
 
 
@@ -122,6 +126,7 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         "down": row.down_per_class(run.net, len(participants)) * known,
         "up": row.up_per_class(run.net, len(participants)) * present,
     }
+    counts = {"down": 0 * known, "up": row.counts_up_per_class(run.net, len(participants)) * present}
     for direction, payload in {"down": row.down, "up": row.up}.items():
         values, size = Counter(), Counter()
         for client, message in sent[direction]:
@@ -130,10 +135,10 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
         expected = payload(run.net, len(participants)) + extra[direction]
-        packed = masks[direction]
-        assert [values[client] for client in participants] == (expected + packed).tolist()
+        packed, counted = masks[direction], counts[direction]
+        assert [values[client] for client in participants] == (expected + packed + counted).tolist()
         assert set(values) <= set(participants)
-        total = expected * run.net.dtype.itemsize + packed
+        total = expected * run.net.dtype.itemsize + packed + 8 * counted
         assert [size[client] for client in participants] == total.tolist()
 
 
@@ -212,6 +217,11 @@ def test_absent_client_uses_its_own_last_model_or_the_newest_shared_one(row, net
     if row.away == "own":
         assert torch.equal(now[AWAY], trained[AWAY])
         return
+    if row.away == "own by newest":
+        width = run.net.width
+        assert torch.equal(now[AWAY, :width], trained[AWAY, :width])
+        assert (now != before)[AWAY, width:].any(1).all()
+        return
     head, extractor = run.net.head, run.net.extractor
     if row.away == "own head":
         assert torch.equal(now[AWAY, head], trained[AWAY, head])
@@ -245,7 +255,8 @@ def test_data_reach_others_only_where_the_method_collaborates(row, federation):
     """A collaboration whose term has no gradient would be local training under another name."""
     net = NETS["mlp"].float64()
     one, other = (
-        Simulation(row, net, data).run(3).models() for data in (federation, federation.with_other_data(0))
+        Simulation(row, net, data).run(3).models()[:, net.weights]
+        for data in (federation, federation.with_other_data(0))
     )
     assert (one != other).any(1).tolist() == [True] + [row.collaborates] * (N - 1)
 
