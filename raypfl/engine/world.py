@@ -141,6 +141,7 @@ def make_network(
         lambda: build(config.model, input_shape, num_classes).module,
         head,
         buffers=config.model.buffers,
+        input_shape=input_shape,
         device=device,
     )
 

@@ -20,6 +20,7 @@ from raypfl.methods.peer_fedavg import PeerFedAvg
 from raypfl.methods.peer_fedper import PeerFedPer
 from raypfl.methods.per_fedavg import PerFedAvg
 from raypfl.methods.pfedme import PFedMe
+from raypfl.methods.ua_pdfl import UAPDFL
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "local": Local,
@@ -39,6 +40,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
+    "ua_pdfl": UAPDFL,
 }
 
 __all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from raypfl import topology
-from raypfl.algebra import mix, replace_rows
+from raypfl.algebra import Csr, csr_from_pairs, csr_take, mix_sparse, replace_rows
 from raypfl.config import StrictModel
 from raypfl.methods.contract import Clients, Message, Method, Plan
 from raypfl.methods.start import common_start, own_starts
@@ -113,6 +113,12 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
         """Who would hear whom if everyone were there."""
         return topology.sample(self.topology, num_peers, round, self.seed)
 
+    def weights(self, plan: Plan, graph: Graph | None = None) -> Mixing:
+        """`A` over the plan's graph or a part of it, rows of all N peers; who hears nobody keeps its own."""
+        graph = graph or plan.graph
+        assert graph is not None
+        return topology.mixing(self.topology, graph, sizes_of_all(plan))
+
     def starts(self, net: Network, ids: Tensor) -> Tensor:
         """The models of some peers before the first round, `[len(ids), width]`."""
         if self.config.init == "common":
@@ -141,13 +147,6 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
     @abstractmethod
     def kind(self) -> str:
         """What the ledger calls a message of these columns."""
-
-    def weights(self, plan: Plan) -> Mixing:
-        """`A`, rows of all N peers; those that are away keep their own."""
-        assert plan.graph is not None
-        sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
-        sizes[plan.ids.cpu()] = plan.sizes.cpu()
-        return topology.mixing(self.topology, plan.graph, sizes)
 
     def init_hub(self, net: Network, clients: Clients) -> Published:
         return Published(self.starts(net, clients.ids)[:, self.published(net)].clone())
@@ -184,9 +183,27 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
         return heard(plan, {self.kind: (values, values * down.w.element_size()), "meta": (1, SIZE_BYTES)})
 
 
+def sizes_of_all(plan: Plan) -> Tensor:
+    """Training samples of each of N peers, int64 `[N]` on the CPU; 1 for those that are away."""
+    assert plan.graph is not None
+    sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
+    sizes[plan.ids.cpu()] = plan.sizes.cpu()
+    return sizes
+
+
+def csr_of(mixing: Mixing) -> Csr:
+    """The same matrix without the diagonal entries that are zero."""
+    return csr_from_pairs(mixing.rows, mixing.columns, mixing.values, mixing.num_peers)
+
+
+def rows_for(matrix: Csr, ids: Tensor) -> Csr:
+    """The rows of some receivers, on the device of their ids."""
+    return Csr(*(field.to(ids.device) for field in csr_take(matrix, ids.cpu())))
+
+
 def gossip(mixing: Mixing, w: Tensor, ids: Tensor) -> Tensor:
-    """The rows `ids` of `A w`, `[len(ids), P]`."""
-    return mix(mixing.dense()[ids.cpu()].to(w.device), w)
+    """The rows `ids` of `A w`, `[len(ids), P]`; of a row of `w` that nobody names, nothing is read."""
+    return mix_sparse(rows_for(csr_of(mixing), ids.to(w.device)), w)
 
 
 def heard(plan: Plan, content: dict[str, tuple[int, int]]) -> list[Message]:

@@ -13,6 +13,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -45,6 +46,7 @@ class Network:
             head begins: that child and all after it.
         buffers: `average`: floating-point buffers (running statistics) travel with the extractor;
             `local`: they never leave their client.
+        input_shape: of one sample, for methods that give models inputs of their own.
 
     Attributes:
         head, extractor, weights: column slices; `weights` is both.
@@ -67,10 +69,12 @@ class Network:
         head: str,
         *,
         buffers: BufferPolicy = "average",
+        input_shape: Sequence[int] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         self._build = build
+        self.input_shape = tuple(input_shape)
         self.head_name = head
         self.dtype = dtype
         self.device = torch.device(device)
@@ -111,6 +115,14 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
+
+    @cached_property
+    def num_outputs(self) -> int:
+        """Logits of one sample; needs `input_shape`."""
+        self.set_training(False)
+        x = torch.zeros(1, *self.input_shape, dtype=self.dtype, device=self.device)
+        with torch.no_grad():
+            return int(self._head(self._extractor(x)).shape[-1])
 
     def draw(self, key: int) -> Tensor:
         """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""

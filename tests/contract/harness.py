@@ -68,7 +68,7 @@ class Net(NamedTuple):
     buffers: str = "average"
 
     def float64(self) -> Network:
-        return Network(self.build, "head", buffers=self.buffers, dtype=torch.float64)
+        return Network(self.build, "head", buffers=self.buffers, input_shape=SHAPE, dtype=torch.float64)
 
 
 NETS = {"mlp": Net(mlp), "conv": Net(conv), "conv with local statistics": Net(conv, "local")}

@@ -60,7 +60,9 @@ class Toy:
         self.x, self.y = torch.from_numpy(x).to(dtype), torch.from_numpy(y)
         self.indices = [np.flatnonzero(owner == client) for client in range(len(sizes))]
         built = (MLP(hidden=(hidden,)) if hidden else Linear()), (features,), classes
-        self.net = Network(lambda: build(*built).module, build(*built).head, dtype=dtype)
+        self.net = Network(
+            lambda: build(*built).module, build(*built).head, input_shape=(features,), dtype=dtype
+        )
         counts = torch.stack([self.y[own].bincount(minlength=classes) for own in self.indices])
         self.clients = Clients(torch.arange(len(sizes)), torch.tensor(sizes), counts)
 
