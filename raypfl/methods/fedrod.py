@@ -25,7 +25,7 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.requirements import require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.training import (
@@ -91,6 +91,9 @@ class FedRoD(Method[Config, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())

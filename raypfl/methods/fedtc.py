@@ -30,7 +30,7 @@ from torch import Tensor
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
 from raypfl.errors import ConfigError
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.requirements import require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.training import (
@@ -103,6 +103,7 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
     shared = frozenset({"w"})
     reported = ("personalised", "pre")
     summary = "FedTC: own classifier, extractor guided by the shared one"
+    variants = {"live": {"shared_head": "live"}}
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
@@ -111,6 +112,9 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
                 f"method.momentum_state = 'keep' keeps the momentum of SGD, but training.optimizer is "
                 f"{training.optimizer.name}. Use optimizer sgd (paper), or momentum_state 'reset'."
             )
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.start import common_start
-from raypfl.training import Batch, Cohort, Network, cross_entropy
+from raypfl.training import Batch, Cohort, Network, TrainingConfig, cross_entropy
 
 
 class Hub(NamedTuple):
@@ -92,6 +92,16 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
     shared = frozenset({"w"})
     reported = ("personalised", "pre")
     summary = "Per-FedAvg: a global model that one local step personalises (MAML)"
+    variants = {name: {"variant": name} for name in ("hessian_free", "exact")}
+
+    def cost(self) -> float | None:
+        """Two gradients on two batches, or four on three."""
+        return {"first_order": AS_FEDAVG, "hessian_free": AS_FEDAVG * 4 / 3}.get(self.config.variant)
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        size = self._drawn(training)
+        left_out = samples % size if self.config.draw == "batches" and samples > size else 0
+        return training.epochs * (1.0 - left_out / samples)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())
@@ -125,11 +135,17 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
 
     def _batches(self, chunk: Cohort) -> Iterator[tuple[Batch, ...]]:
         """What is drawn for an outer step, and D1, D2 (, D3) of it."""
-        count = 2 if self.config.variant == "first_order" else 3
         whole = self.config.draw == "batches"
-        size = chunk.training.batch_size * (count if whole else 1)
-        for batch in chunk.batches(batch_size=size, drop_short=whole):
-            yield batch, *batch.split(count)
+        for batch in chunk.batches(batch_size=self._drawn(chunk.training), drop_short=whole):
+            yield batch, *batch.split(self._parts)
+
+    @property
+    def _parts(self) -> int:
+        return 2 if self.config.variant == "first_order" else 3
+
+    def _drawn(self, training: TrainingConfig) -> int:
+        """Samples of an outer step."""
+        return training.batch_size * (self._parts if self.config.draw == "batches" else 1)
 
     def _outer_gradient(
         self, net: Network, w: Tensor, statistics: Tensor, parts: list[Batch]
