@@ -76,9 +76,9 @@ def _note(costs: Costs) -> str:
     turns = len(costs.measured[0].turns) if costs.measured else 0
     note = (
         f"{workload.name}: {workload.model}, {workload.num_clients} clients x {workload.train_samples} "
-        f"samples, batches of {workload.batch_size}, {workload.epochs} epochs where a method has no passes of "
-        f"its own, {OPTIMIZER['name']}, one thread; {turns} turns, each right beside a round of FedAvg, medians "
-        "[quartiles] of quotients of the same turn.\n"
+        f"samples, batches of {workload.batch_size}, {workload.epochs} epochs where a method has no passes "
+        f"of its own, {OPTIMIZER['name']}. {turns} turns, each right beside a round of FedAvg; processor "
+        "time of one thread; medians [quartiles], ratios those of quotients of the same turn.\n"
         "epoch: the local update of all clients over its epochs, the passes that it makes over a client's "
         "samples (of FedRep, of head and extractor together; of Per-FedAvg, without samples that it leaves "
         "out). at most: by the arithmetic of the method; above: it takes more. server: plan, download and "

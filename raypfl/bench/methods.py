@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,14 +34,17 @@ class Entry(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round of all clients; seconds of wall clock on one thread."""
+    """One round of all clients, in seconds of this process, which works on one thread and waits for nothing.
+
+    Not of the clock on the wall: other processes would count, and ratios need finer ones.
+    """
 
     train_seconds: float
     """Local updates; evaluation apart."""
     server_seconds: float
     """Plan, download and aggregation."""
     evaluation_seconds: float
-    """One evaluation of all clients after training."""
+    """One evaluation of all clients with what the server holds after the round."""
     down_bytes: float
     """What a participant receives, on average."""
     up_bytes: float
@@ -111,20 +115,25 @@ class Contestant:
     def round(self) -> Round:
         """Train, aggregate and evaluate every client once."""
         self._round += 1
-        report = self._engine.round(self._round, evaluate_pre=False, evaluate_post=True)
-        traffic = {
-            name: np.concatenate([messages[name] for messages in report.traffic])
-            for name in ("src", "dst", "bytes")
-        }
-        # A message between clients counts at both.
-        down, up = (traffic["bytes"][traffic[end] >= 0].sum() for end in ("dst", "src"))
-        return Round(
-            report.work_seconds - report.evaluation_seconds,
-            report.server_seconds,
-            report.evaluation_seconds,
-            float(down) / report.participants,
-            float(up) / report.participants,
+        hub, (host,) = self._engine.hub, self._engine.hosts
+        times = [process_time()]
+        opening, (work,) = hub.open(self._round, train=True, evaluate_pre=False, evaluate_post=False)
+        times.append(process_time())
+        uploads, report = host.work(work)
+        times.append(process_time())
+        hub.close(uploads)
+        times.append(process_time())
+        _, (work,) = hub.open(self._round + 1, train=False, evaluate_pre=True, evaluate_post=False)
+        times.append(process_time())
+        host.work(work)
+        times.append(process_time())
+        opened, trained, closed, _, evaluated = np.diff(times)
+        src, dst, size = (
+            np.concatenate([opening.traffic[name], report.traffic[name]]) for name in ("src", "dst", "bytes")
         )
+        # A message between clients counts at both.
+        down, up = (float(size[end >= 0].sum()) / opening.participants for end in (dst, src))
+        return Round(trained, opened + closed, evaluated, down, up)
 
     def close(self) -> None:
         """End the engine."""
@@ -157,6 +166,7 @@ def world_of(entry: Entry, workload: Workload, pool: Pool) -> World:
     config = workload.config().model_dump()
     config["method"] = entry.options
     config["training"]["optimizer"] = OPTIMIZER
+    config["evaluation"]["points"] = ["pre"]
     federation = workload.federation(workload.test_samples // 2)
     return make_world(RunConfig.model_validate(config), pool, federation)
 
@@ -176,7 +186,8 @@ def measure(
     pool = workload.pool()
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
-        fedavg = stack.enter_context(closing(Contestant(*entries([REFERENCE]), workload, pool)))
+        reference = Contestant(entries([REFERENCE])[0], workload, pool)
+        fedavg = stack.enter_context(closing(reference))
         contestants: list[Contestant] = []
         for entry in chosen:
             try:

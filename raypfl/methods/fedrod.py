@@ -139,8 +139,7 @@ def log_prior(label_counts_KC: Tensor, gamma: float) -> Tensor:
 
 def two_losses(m: Rows, batch: Batch, personal: Tensor, prior_kC: Tensor) -> Tensor:
     """`L_g + L_p` of each client, `[k]`; no parameter gets gradients from both."""
-    z = m.features(batch.x)
-    generic = m.classify(z)
+    generic, own = m.logits_of_two(batch.x, personal, detach="other")
     balanced = cross_entropy_per_sample(generic + prior_kC[:, None], batch.y)
-    residual = cross_entropy_per_sample(generic.detach() + m.classify(z.detach(), head=personal), batch.y)
+    residual = cross_entropy_per_sample(generic.detach() + own, batch.y)
     return batch.mean(balanced + residual)

@@ -168,13 +168,11 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
 
 def through_shared(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(sg(z); phi_i), y) + CE(g(z; psi), y)`: the extractor learns through psi alone."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z.detach()), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared, detach="own")
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))
 
 
 def through_both(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(z; phi_i), y) + CE(g(z; psi), y)`: the extractor learns through both classifiers."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared)
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))
