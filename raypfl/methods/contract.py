@@ -21,7 +21,7 @@ checkpointed and restored. Nothing that a method receives may be modified in pla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -83,6 +83,8 @@ class Message(NamedTuple):
     bytes: int
 
 
+AS_FEDAVG = 1.15
+"""`Method.cost` of methods that do what FedAvg does, a gradient a batch, and little beside it."""
 SERVER = -1
 """The server's id in messages."""
 
@@ -103,6 +105,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
             axis of 1, every other field has one row a participant.
         reported: which model is evaluated at which point in the papers' tables.
         summary: one line for lists.
+        variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
+            beside the defaults.
     """
 
     Config: ClassVar[type[Any]]
@@ -111,6 +115,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     shared: ClassVar[frozenset[str]] = frozenset()
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     summary: ClassVar[str]
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, config: ConfigT, seed: int = 0, topology: TopologyConfig | None = None) -> None:
         self.config = config
@@ -124,6 +129,18 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         Raises:
             ConfigError: says which setting, its value, and what to do.
         """
+
+    def cost(self) -> float | None:
+        """What an epoch of local training costs at most beside one of FedAvg; None if nothing is promised.
+
+        By the arithmetic of the method, a gradient of one model on one batch being 1, with what the simulator
+        adds. `raypfl bench methods` measures it.
+        """
+        return None
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        """How often a local update goes over a client's `samples`: the epochs that `cost` speaks of."""
+        return training.epochs
 
     @abstractmethod
     def init_hub(self, net: Network, clients: Clients) -> HubT:

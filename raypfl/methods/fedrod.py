@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients
+from raypfl.methods.contract import AS_FEDAVG, Clients
 from raypfl.methods.global_model import Down, GlobalModel, Up, private, upload
 from raypfl.methods.requirements import require_fresh_momentum, require_linear_head
 from raypfl.methods.start import common_start
@@ -69,6 +69,9 @@ class FedRoD(GlobalModel[Config, State]):
         require_linear_head(net, self.config.name)
         require_fresh_momentum(training, self.config.name)
 
+    def cost(self) -> float:
+        return AS_FEDAVG
+
     def init_state(self, net: Network, clients: Clients) -> State:
         start = common_start(net, self.seed, len(clients.ids))
         personal = start[:, net.head].clone()
@@ -101,8 +104,7 @@ def log_prior(label_counts_KC: Tensor, gamma: float) -> Tensor:
 
 def two_losses(m: Rows, batch: Batch, personal: Tensor, prior_kC: Tensor) -> Tensor:
     """`L_g + L_p` of each client, `[k]`; no parameter gets gradients from both."""
-    z = m.features(batch.x)
-    generic = m.classify(z)
+    generic, own = m.logits_of_two(batch.x, personal, detach="other")
     balanced = cross_entropy_per_sample(generic + prior_kC[:, None], batch.y)
-    residual = cross_entropy_per_sample(generic.detach() + m.classify(z.detach(), head=personal), batch.y)
+    residual = cross_entropy_per_sample(generic.detach() + own, batch.y)
     return batch.mean(balanced + residual)

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients
+from raypfl.methods.contract import AS_FEDAVG, Clients
 from raypfl.methods.global_model import Down, GlobalModel, Up, private, upload
 from raypfl.methods.requirements import require_linear_head
 from raypfl.methods.start import common_start
@@ -71,9 +71,13 @@ class FedTC(GlobalModel[Config, State]):
     Config = Config
     state_type = State
     summary = "FedTC: own classifier, extractor guided by the shared one"
+    variants = {"live": {"shared_head": "live"}}
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_state(self, net: Network, clients: Clients) -> State:
         start = common_start(net, self.seed, len(clients.ids))
@@ -99,13 +103,11 @@ class FedTC(GlobalModel[Config, State]):
 
 def through_shared(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(sg(z); phi_i), y) + CE(g(z; psi), y)`: the extractor learns through psi alone."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z.detach()), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared, detach="own")
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))
 
 
 def through_both(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(z; phi_i), y) + CE(g(z; psi), y)`: the extractor learns through both classifiers."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared)
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))

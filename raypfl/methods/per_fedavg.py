@@ -28,10 +28,10 @@ from pydantic import Field
 from torch import Tensor
 
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients
+from raypfl.methods.contract import AS_FEDAVG, Clients
 from raypfl.methods.global_model import Down, GlobalModel, State, Up, private, upload
 from raypfl.methods.start import common_start
-from raypfl.training import Batch, Cohort, Network, cross_entropy
+from raypfl.training import Batch, Cohort, Network, TrainingConfig, cross_entropy
 
 
 class Config(StrictModel):
@@ -61,6 +61,16 @@ class PerFedAvg(GlobalModel[Config, State]):
     Config = Config
     state_type = State
     summary = "Per-FedAvg: a global model that one local step personalises (MAML)"
+    variants = {name: {"variant": name} for name in ("hessian_free", "exact")}
+
+    def cost(self) -> float | None:
+        """Two gradients on two batches, or four on three."""
+        return {"first_order": AS_FEDAVG, "hessian_free": AS_FEDAVG * 4 / 3}.get(self.config.variant)
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        size = self._drawn(training)
+        left_out = samples % size if self.config.draw == "batches" and samples > size else 0
+        return training.epochs * (1.0 - left_out / samples)
 
     def init_state(self, net: Network, clients: Clients) -> State:
         return State(private(net, common_start(net, self.seed, len(clients.ids))))
@@ -88,11 +98,17 @@ class PerFedAvg(GlobalModel[Config, State]):
 
     def _batches(self, chunk: Cohort) -> Iterator[tuple[Batch, ...]]:
         """What is drawn for an outer step, and D1, D2 (, D3) of it."""
-        count = 2 if self.config.variant == "first_order" else 3
         whole = self.config.draw == "batches"
-        size = chunk.training.batch_size * (count if whole else 1)
-        for batch in chunk.batches(batch_size=size, drop_short=whole):
-            yield batch, *batch.split(count)
+        for batch in chunk.batches(batch_size=self._drawn(chunk.training), drop_short=whole):
+            yield batch, *batch.split(self._parts)
+
+    @property
+    def _parts(self) -> int:
+        return 2 if self.config.variant == "first_order" else 3
+
+    def _drawn(self, training: TrainingConfig) -> int:
+        """Samples of an outer step."""
+        return training.batch_size * (self._parts if self.config.draw == "batches" else 1)
 
     def _outer_gradient(
         self, net: Network, w: Tensor, statistics: Tensor, parts: list[Batch]

@@ -18,6 +18,7 @@ up to 1 only: beyond the mean a variance could become negative.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Literal, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
 from raypfl.methods.contract import Clients, Method, Plan
 from raypfl.methods.start import common_start
-from raypfl.training import Cohort, Network, cross_entropy
+from raypfl.training import Cohort, Network, TrainingConfig, cross_entropy
 
 
 class Hub(NamedTuple):
@@ -108,6 +109,14 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
     shared = frozenset({"w"})
     reported = ("personalised", "post")
     summary = "pFedMe: personal models in a proximal term around a global one (Moreau envelopes)"
+
+    def cost(self) -> float:
+        """K gradients a batch."""
+        return self.config.inner_steps + 0.5
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        batches = self.config.local_batches
+        return training.epochs if batches is None else batches / ceil(samples / training.batch_size)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())
