@@ -16,6 +16,7 @@ from raypfl.methods.local import Local
 from raypfl.methods.one_lambda import OneLambda
 from raypfl.methods.per_fedavg import PerFedAvg
 from raypfl.methods.pfedme import PFedMe
+from raypfl.methods.pfml import PFML
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "local": Local,
@@ -30,6 +31,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedtc": FedTC,
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "pfml": PFML,
     "fedcac": FedCAC,
 }
 

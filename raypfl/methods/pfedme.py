@@ -157,9 +157,15 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
         return net.assemble(down.w, state.personal[:, net.private])
 
     def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        mean = weighted_mean(plan.sizes, up.w)
-        # Exact at 0 and 1: nothing moves, or the result is the mean.
-        w = torch.lerp(hub.w, mean, self.config.beta)
-        statistics = slice(net.num_weights, net.shared.stop)
-        w[:, statistics] = torch.lerp(hub.w[:, statistics], mean[:, statistics], min(self.config.beta, 1.0))
-        return Hub(w)
+        return Hub(towards(net, hub.w, weighted_mean(plan.sizes, up.w), self.config.beta))
+
+
+def towards(net: Network, w: Tensor, mean: Tensor, beta: float) -> Tensor:
+    """`(1 - beta) w + beta mean` of travelling columns `[1, shared]`, statistics up to the mean only.
+
+    Exact at 0 and 1: nothing moves, or the result is the mean.
+    """
+    out = torch.lerp(w, mean, beta)
+    statistics = slice(net.num_weights, net.shared.stop)
+    out[:, statistics] = torch.lerp(w[:, statistics], mean[:, statistics], min(beta, 1.0))
+    return out

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
 from raypfl.rng import key, torch_seeded
-from raypfl.training.batches import Batch, Samples, gather, in_order, padding, shuffled, steps_of, together
+from raypfl.training.batches import (
+    Batch,
+    Samples,
+    continued,
+    gather,
+    in_order,
+    padding,
+    shuffled,
+    steps_of,
+    together,
+)
 from raypfl.training.config import Optimizer, TrainingConfig
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Moments
@@ -133,7 +143,7 @@ class Cohort:
                 of a client's loss moves that client alone.
             rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), narrowed to the batch for objective
                 and hooks.
-            epochs: local passes; the configuration's if absent.
+            epochs: local passes; the configuration's `epochs` or `steps` if absent.
             optimizer: the configuration's if absent; both follow the configured decay over rounds.
             columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
                 parameters enter as data.
@@ -150,7 +160,7 @@ class Cohort:
             objective=objective,
             optimizer=chosen,
             lr=chosen.lr * self.training.decay(self.round),
-            epochs=self.training.epochs if epochs is None else epochs,
+            epochs=epochs,
             columns=net.weights if columns is None else columns,
             rho=0.0 if pull is None else pull[0],
             on_gradient=on_gradient,
@@ -216,6 +226,7 @@ class Cohort:
         steps: int | None = None,
         batch_size: int | None = None,
         drop_short: bool = False,
+        first: Tensor | None = None,
     ) -> Iterator[Batch]:
         """This round's batches, reshuffled every epoch; only inside `run`, where sequences are sorted.
 
@@ -223,18 +234,33 @@ class Cohort:
         statistics forbid padding.
 
         Args:
-            epochs: passes; the configuration's if absent.
+            epochs: passes; the configuration's `epochs` or `steps` if absent.
             purpose: name of the shuffles' keys.
             steps: so many batches for every client, in place of `epochs`.
             batch_size: samples a step; the configuration's if absent.
             drop_short: leave out a last short batch, unless it is the only one of its pass.
+            first: batches that each client has met before, int64 `[K]`: the next `steps` of one stream of
+                passes that goes on from round to round, in place of this round's own shuffles.
         """
-        draws = [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
+        ids = self.ids.tolist()
+        if epochs is None and steps is None:
+            steps = self.training.steps
         count = self.training.epochs if epochs is None else epochs
         own, indices = gather(self.data.pool, self.data.train)
         size = self.training.batch_size if batch_size is None else batch_size
-        plan = together(shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short))
-        return steps_of(plan, own, pad=not self.net.coupled)
+        if first is None:
+            draws = [key(self.seed, purpose, self.round, client) for client in ids]
+            schedules = shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short)
+        else:
+            assert steps is not None and not drop_short
+            schedules = continued(
+                indices,
+                lambda place, epoch: key(self.seed, f"stream of {purpose}", epoch, ids[place]),
+                first.tolist(),
+                steps,
+                size,
+            )
+        return steps_of(together(schedules), own, pad=not self.net.coupled)
 
     def pass_over(
         self,
@@ -331,7 +357,7 @@ class _Loop(NamedTuple):
     objective: Objective
     optimizer: Optimizer
     lr: float
-    epochs: int
+    epochs: int | None
     columns: slice
     rho: float
     on_gradient: Hook | None

@@ -20,6 +20,7 @@ from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
+from raypfl.methods.pfml import Config as PFML
 from raypfl.training import Network
 
 Payload = Callable[[Network, int], int]
@@ -159,6 +160,25 @@ TABLE = [
     Row(
         "pfedme of w, some batches, beyond the mean",
         PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, beta=1.5, local_batches=4, pm="w"),
+        up=model,
+        down=model,
+    ),
+    Row("pfml", PFML(lam=5.0, rate=0.1, local_batches=4), up=model, down=model),
+    Row(
+        "pfml reset, beyond the mean",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.5, aux="reset", agg_weight="size"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml anchor, of m",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, aux="anchor", pm="m"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml gauss_seidel",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, inner_rate=0.05, inner_order="gauss_seidel"),
         up=model,
         down=model,
     ),
