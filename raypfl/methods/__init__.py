@@ -12,6 +12,7 @@ from raypfl.methods.fedrep import FedRep
 from raypfl.methods.fedrod import FedRoD
 from raypfl.methods.fedrod_hyper import FedRoDHyper
 from raypfl.methods.fedtc import FedTC
+from raypfl.methods.fml import FML
 from raypfl.methods.local import Local
 from raypfl.methods.one_lambda import OneLambda
 from raypfl.methods.per_fedavg import PerFedAvg
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "pfml": PFML,
+    "fml": FML,
     "fedcac": FedCAC,
 }
 

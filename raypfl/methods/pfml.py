@@ -18,6 +18,12 @@ every batch (it does here), and how batches are drawn (here one stream of reshuf
 goes on where its last round ended). Both steps are plain SGD: `training.optimizer` is not used, while
 `training.lr_decay` scales both rates.
 
+`personal_model` gives auxiliary models other architectures, another one for each client if it is a list. They
+begin at one draw for all clients that have the architecture, and a client that never took part has that draw;
+else m_i begins at the w of its client's first round, and a client that never took part has the newest w.
+`update_scope: all`, after pFedMe's code: everybody downloads w and trains in every round, and the
+participants alone upload and are aggregated.
+
 Running statistics are those of the personalisation. The shared model's are averaged where they travel, and
 follow the server's beta up to 1 only: beyond the mean a variance could become negative.
 """
@@ -26,7 +32,7 @@ follow the server's beta up to 1 only: beyond the mean a variance could become n
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,16 +41,20 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
-from raypfl.methods.pfedme import towards
-from raypfl.methods.start import common_start
-from raypfl.training import (
-    Batch,
-    Cohort,
-    Network,
-    cross_entropy_per_sample,
-    divergence_per_sample,
+from raypfl.errors import ConfigError
+from raypfl.methods.beyond import towards
+from raypfl.methods.contract import Answer, Clients, Method, Model, Plan
+from raypfl.methods.mutual import Point, Side
+from raypfl.methods.personal import (
+    answer_of_own,
+    like_the_shared,
+    own_network,
+    personal_start,
+    run_by_architecture,
 )
+from raypfl.methods.scope import UpdateScope, plan_in_scope
+from raypfl.methods.start import common_start
+from raypfl.training import Batch, Cohort, Network, TrainingConfig
 
 
 class Hub(NamedTuple):
@@ -58,9 +68,9 @@ class State(NamedTuple):
     """Held by a client."""
 
     m: Tensor
-    """The auxiliary model m_i after the client's last training, `[N, width]`."""
+    """The auxiliary model m_i after the client's last training, of its own architecture, `[N, widest]`."""
     theta: Tensor
-    """theta_i, the last personalisation of m_i, `[N, width]`."""
+    """theta_i, the last personalisation of m_i, `[N, widest]`."""
     private: Tensor
     """Running statistics of the shared model that do not travel, `[N, private]`; usually none."""
     position: Tensor
@@ -107,6 +117,9 @@ class Config(StrictModel):
         "uniform", description="in the server's mean (Eq. 11: uniform; pFedMe's code: size)"
     )
     pm: Literal["theta", "m"] = Field("theta", description="the personalised model (paper: theta)")
+    update_scope: UpdateScope = Field(
+        "selected", description="who trains: participants (Algorithm 1), or all clients (pFedMe's code)"
+    )
 
     @model_validator(mode="after")
     def _stable(self) -> Config:
@@ -126,14 +139,28 @@ class PFML(Method[Config, Hub, State, Down, Up]):
     state_type = State
     shared = frozenset({"w"})
     reported = ("personalised", "post")
+    personal_models = True
     summary = "PFML: shared and auxiliary models in regularised mutual learning; the auxiliary one stays"
+
+    def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
+        if not like_the_shared(net) and self.config.aux != "persist":
+            raise ConfigError(
+                f"method.aux = {self.config.aux!r} starts the auxiliary model at the shared one, which has "
+                "another architecture with personal_model. Use aux 'persist', or no personal_model."
+            )
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())
 
     def init_state(self, net: Network, clients: Clients) -> State:
-        start = common_start(net, self.seed, len(clients.ids))
-        return State(start, start, start[:, net.private].clone(), torch.zeros_like(clients.ids))
+        m = personal_start(net, self.seed, clients.ids)
+        w = common_start(net, self.seed, len(clients.ids))
+        return State(m, m, w[:, net.private].clone(), torch.zeros_like(clients.ids))
+
+    def plan(
+        self, net: Network, hub: Hub, clients: Clients, round: int, sample: Callable[[int], Tensor]
+    ) -> Plan:
+        return plan_in_scope(self.config.update_scope, clients, round, sample(round))
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         return Down(hub.w)
@@ -144,7 +171,7 @@ class PFML(Method[Config, Hub, State, Down, Up]):
         kept = _unless_new(net, state, down, state.m)
         m = kept if config.aux == "persist" else w
         anchor = w if config.aux == "reset" else kept
-        m, theta, w, cohort.losses = cohort.run(self._train, m, anchor, w, state.position)
+        m, theta, w, cohort.losses = run_by_architecture(cohort, self._train, m, anchor, w, state.position)
         position = state.position + config.local_batches
         return State(m, theta, w[:, net.private].clone(), position), Up(w[:, net.shared].clone())
 
@@ -153,44 +180,52 @@ class PFML(Method[Config, Hub, State, Down, Up]):
     ) -> tuple[Tensor, ...]:
         """m_i, theta_i, w_i and the mean loss of theta over all its steps."""
         config, decay = self.config, chunk.training.decay(chunk.round)
-        own, shared = _Side.of(chunk.net, m, anchor), _Side.of(chunk.net, w, w)
+        own, shared = Side.of(own_network(chunk), m), Side.of(chunk.net, w)
+        anchors = anchor[:, own.net.weights], shared.w.clone()
         theta = own.w.clone()
         loss_sum, samples = m.new_zeros(len(m)), m.new_zeros(len(m))
         for batch in chunk.batches(steps=config.local_batches, first=position):
-            mine, ours = own.at(batch.rows), shared.at(batch.rows)
-            found = self._personalise(mine, ours, batch, decay)
-            theta[batch.rows] = found.theta
+            at = batch.rows
+            mine, ours = own.at(at), shared.at(at)
+            found = self._personalise(mine, ours, (anchors[0][at], anchors[1][at]), batch, decay)
+            theta[at] = found.theta
             for side, now, end, slope in (
                 (own, mine, found.theta, found.slope_m),
                 (shared, ours, found.w_hat, found.slope_w),
             ):
-                moved = now.w - config.rate * decay * (slope + config.lam * (now.w - end))
-                side.put(batch.rows, now._replace(w=moved))
-            loss_sum[batch.rows] += found.loss * batch.sizes
-            samples[batch.rows] += batch.sizes
-        return own.row(own.w), own.row(theta), shared.row(shared.w), loss_sum / samples
+                w = now.w - config.rate * decay * (slope + config.lam * (now.w - end))
+                side.put(at, w, now.statistics)
+            loss_sum[at] += found.loss * batch.sizes
+            samples[at] += batch.sizes
+        return own.rows_of(own.w), own.rows_of(theta), shared.rows_of(shared.w), loss_sum / samples
 
-    def _personalise(self, mine: _Side, ours: _Side, batch: Batch, decay: float) -> _Personalised:
+    def _personalise(
+        self, mine: Side, ours: Side, anchors: tuple[Tensor, Tensor], batch: Batch, decay: float
+    ) -> _Personalised:
         """K steps of theta and w^ from m and w, on one batch."""
         config = self.config
         rate = decay * (config.rate if config.inner_rate is None else config.inner_rate)
-        theta, w_hat = start = _Point(mine, mine.w, batch), _Point(ours, ours.w, batch)
+
+        def step(point: Point, slope: Tensor, anchor: Tensor) -> Point:
+            w = point.w.detach()
+            return Point(point.side, w - rate * (slope + config.lam * (w - anchor)), batch)
+
+        start = theta, w_hat = Point(mine, mine.w, batch), Point(ours, ours.w, batch)
+        jacobi = config.inner_order == "jacobi"
         slopes: tuple[Tensor, Tensor] | None = None
         losses = []
         for _ in range(config.inner_steps):
-            g_theta, loss = _slope(theta, w_hat)
-            moved = theta.stepped(g_theta, rate, config.lam)
-            jacobi = config.inner_order == "jacobi"
-            g_w, _ = _slope(w_hat, theta if jacobi else moved)
+            slope, loss = theta.slope(w_hat)
+            moved = step(theta, slope, anchors[0])
+            slope_w, _ = w_hat.slope(theta if jacobi else moved)
             if jacobi and slopes is None:
-                slopes = g_theta, g_w
-            theta, w_hat = moved, w_hat.stepped(g_w, rate, config.lam)
+                slopes = slope, slope_w
+            theta, w_hat = moved, step(w_hat, slope_w, anchors[1])
             losses.append(loss)
         if slopes is None:
-            # No step has met both models where they were.
-            (g_theta, loss), (g_w, _) = _slope(*start), _slope(*start[::-1])
-            slopes = g_theta, g_w
-            losses = losses or [loss]
+            # No step has met both models where they began.
+            (slope, loss), (slope_w, _) = start[0].slope(start[1]), start[1].slope(start[0])
+            slopes, losses = (slope, slope_w), losses or [loss]
         mean = torch.stack(losses).mean(0)
         return _Personalised(theta.w.detach(), w_hat.w.detach(), *slopes, mean)
 
@@ -203,6 +238,11 @@ class PFML(Method[Config, Hub, State, Down, Up]):
         rows = state.m if self.config.pm == "theta" else state.theta
         return _unless_new(net, state, down, rows)
 
+    def answer(self, net: Network, model: Model, ids: Tensor, rows: Tensor) -> Answer:
+        if model == "global":
+            return super().answer(net, model, ids, rows)
+        return answer_of_own(net, ids, rows)
+
     def global_model(self, net: Network, state: State, down: Down) -> Tensor:
         return net.assemble(down.w, state.private)
 
@@ -212,7 +252,9 @@ class PFML(Method[Config, Hub, State, Down, Up]):
 
 
 def _unless_new(net: Network, state: State, down: Down, rows: Tensor) -> Tensor:
-    """`rows` of clients that have taken part, and the shared model for those that never have."""
+    """`rows`, but the shared model where a client has never trained and its own is of that architecture."""
+    if not like_the_shared(net):
+        return rows
     return torch.where((state.position == 0)[:, None], net.assemble(down.w, state.private), rows)
 
 
@@ -227,63 +269,3 @@ class _Personalised(NamedTuple):
     """The same with respect to w."""
     loss: Tensor
     """Mean CE + KL of theta over its steps, `[k]`."""
-
-
-class _Side(NamedTuple):
-    """One of the two models of k clients, with what it is pulled to."""
-
-    net: Network
-    rows: Tensor
-    """`[k, width]` as the round began; only their shape and padding are read."""
-    w: Tensor
-    """`[k, P]`."""
-    statistics: Tensor
-    """Running statistics `[k, b]`, written by forwards."""
-    anchor: Tensor
-    """`[k, P]`."""
-
-    @classmethod
-    def of(cls, net: Network, rows: Tensor, anchor: Tensor) -> _Side:
-        """A side that may be written."""
-        w, statistics = rows[:, net.weights].clone(), rows[:, net.statistics].clone()
-        return cls(net, rows, w, statistics, anchor[:, net.weights])
-
-    def at(self, rows: slice | Tensor) -> _Side:
-        """The side of some of the clients."""
-        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[1:]})
-
-    def put(self, rows: slice | Tensor, part: _Side) -> None:
-        """Write back what some of the clients have become."""
-        self.w[rows], self.statistics[rows] = part.w, part.statistics
-
-    def row(self, w: Tensor) -> Tensor:
-        """Models `[k, width]` of weights, with the statistics of this side."""
-        return self.net.assemble(w, self.statistics)
-
-
-class _Point:
-    """Models of one side, somewhere on their way through a batch."""
-
-    def __init__(self, side: _Side, w: Tensor, batch: Batch) -> None:
-        self.side, self.w, self.batch = side, w.detach().requires_grad_(), batch
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """`[k, B, C]`; computed once, when they are first asked for."""
-        side = self.side
-        return side.net.bind(side.rows, side.statistics, leaf=self.w)(self.batch.x)
-
-    def stepped(self, slope: Tensor, rate: float, lam: float) -> _Point:
-        """One step on the loss of that gradient and the proximal term."""
-        w = self.w.detach()
-        return _Point(self.side, w - rate * (slope + lam * (w - self.side.anchor)), self.batch)
-
-
-def _slope(own: _Point, peer: _Point) -> tuple[Tensor, Tensor]:
-    """Gradient `[k, P]` and value `[k]` of CE(own) + KL(peer || own), the peer held fixed."""
-    batch = own.batch
-    loss = batch.mean(
-        cross_entropy_per_sample(own.logits, batch.y) + divergence_per_sample(peer.logits, own.logits)
-    )
-    (slope,) = torch.autograd.grad(loss.sum(), own.w, retain_graph=True)
-    return slope, loss.detach()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -181,7 +182,11 @@ class Cohort:
         return Fit(w, Moments(*memory))
 
     def run(
-        self, work: Callable[..., tuple[Tensor, ...]], *rows: Tensor, purpose: str = "work"
+        self,
+        work: Callable[..., tuple[Tensor, ...]],
+        *rows: Tensor,
+        purpose: str = "work",
+        kinds: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Work the cohort off in chunks of `width` clients, longest sequence of batches first.
 
@@ -190,6 +195,7 @@ class Cohort:
                 may be drawn. Methods with their own inner loops enter here.
             rows: tensors `[K, ...]`, handed over narrowed to the chunk; a single row is shared.
             purpose: name of the keys of random layers; another one for each pass of a round.
+            kinds: a number a client, `[K]`; clients of different kinds are never in one chunk.
 
         Returns:
             The tensors of all chunks, rows in the order of this cohort.
@@ -198,10 +204,10 @@ class Cohort:
             ClientError: `work` raised; names the clients and the round and carries the traceback.
         """
         steps = [len(own) for own in self.data.train]
-        order = sorted(range(len(self)), key=lambda row: -steps[row])
+        kind = [0] * len(self) if kinds is None else kinds.tolist()
+        order = sorted(range(len(self)), key=lambda row: (kind[row], -steps[row]))
         parts: list[tuple[Tensor, ...]] = []
-        for start in range(0, len(order), self.width):
-            chosen = order[start : start + self.width]
+        for chosen in self._cut(order, kind):
             chunk = self._chunk(chosen)
             at = torch.tensor(chosen, device=self.net.device)
             try:
@@ -260,7 +266,8 @@ class Cohort:
                 steps,
                 size,
             )
-        return steps_of(together(schedules), own, pad=not self.net.coupled)
+        coupled = any(net.coupled for net in (self.net, *self.net.personal))
+        return steps_of(together(schedules), own, pad=not coupled)
 
     def pass_over(
         self,
@@ -330,6 +337,11 @@ class Cohort:
         """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""
         with torch.no_grad():
             return self.run(lambda chunk, w: (fn(self.net.bind(w)),), w)[0]
+
+    def _cut(self, order: list[int], kind: list[int]) -> Iterator[list[int]]:
+        for _, group in itertools.groupby(order, key=kind.__getitem__):
+            alike = list(group)
+            yield from (alike[start : start + self.width] for start in range(0, len(alike), self.width))
 
     def _chunk(self, rows: list[int]) -> Cohort:
         return self._with(self.data.take(rows), self.ids[rows], len(rows))

@@ -45,6 +45,7 @@ class Network:
             head begins: that child and all after it.
         buffers: `average`: floating-point buffers (running statistics) travel with the extractor;
             `local`: they never leave their client.
+        personal: networks of models that clients keep for themselves, where they are others than this one.
 
     Attributes:
         head, extractor, weights: column slices; `weights` is both.
@@ -59,6 +60,7 @@ class Network:
         width: columns of a row, padding included.
         coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
         random: there are dropout layers, so features differ from pass to pass.
+        personal: the networks of clients' own models: this one alone, unless others were given.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Network:
         buffers: BufferPolicy = "average",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        personal: Sequence[Network] = (),
     ) -> None:
         self._build = build
         self.head_name = head
@@ -111,6 +114,7 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
+        self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     def draw(self, key: int) -> Tensor:
         """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""

@@ -16,6 +16,7 @@ from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
 from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
 from raypfl.methods.fedtc import Config as FedTC
+from raypfl.methods.fml import Config as FML
 from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
 from raypfl.methods.per_fedavg import Config as PerFedAvg
@@ -82,6 +83,10 @@ class Row(NamedTuple):
     """Server fields with a row a client that change for clients that are absent, too."""
     momentum: Literal["reset", "keep"] = "reset"
     """Over rounds; only local training knows of it, and the method should not notice."""
+    trains: Literal["sampled", "all"] = "sampled"
+    """Who trains in a round; the sampled clients alone upload."""
+    personal: tuple[str, ...] = ()
+    """Clients' own architectures, by their names in the harness, where they are not the shared one."""
     tolerance: float = 1e-9
     """Float64 differences between one client at a time and all at once, after three rounds."""
 
@@ -163,6 +168,13 @@ TABLE = [
         up=model,
         down=model,
     ),
+    Row(
+        "pfedme all train",
+        PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, local_batches=4, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
     Row("pfml", PFML(lam=5.0, rate=0.1, local_batches=4), up=model, down=model),
     Row(
         "pfml reset, beyond the mean",
@@ -182,5 +194,21 @@ TABLE = [
         up=model,
         down=model,
     ),
+    Row(
+        "pfml all train",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
+    Row(
+        "pfml other models",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0),
+        up=model,
+        down=model,
+        personal=("wide", "conv"),
+    ),
+    Row("fml", FML(), up=model, down=model),
+    Row("fml other models", FML(alpha=0.7, beta=0.3), up=model, down=model, personal=("wide", "conv")),
     Row("fedcac", FedCAC(beta=5.0), up=weights, down=weights, masks_up=mask),
 ]

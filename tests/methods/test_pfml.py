@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raypfl.methods import pfml
+from raypfl.methods import mutual, pfml
 from raypfl.methods.fedavg import Config as FedAvgConfig
 from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.local import Config as LocalConfig
@@ -29,7 +29,7 @@ def uneven(make_toy):
 
 @pytest.fixture
 def no_divergence(monkeypatch):
-    monkeypatch.setattr(pfml, "divergence_per_sample", lambda peer, logits: logits.sum(2) * 0.0)
+    monkeypatch.setattr(mutual, "divergence_per_sample", lambda peer, logits: logits.sum(2) * 0.0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def quadratic(make_quadratic, monkeypatch, no_divergence):
         lambda net, rows, buffers=None, leaf=None: lambda x: leaf[:, None].expand(-1, x.shape[1], -1) - x,
     )
     monkeypatch.setattr(
-        pfml, "cross_entropy_per_sample", lambda logits, y: 0.5 * (slope * logits.square()).sum(2)
+        mutual, "cross_entropy_per_sample", lambda logits, y: 0.5 * (slope * logits.square()).sum(2)
     )
     return toy, slope
 
@@ -53,13 +53,17 @@ def reference(toy, method, participants):
     config, net = method.config, toy.net
     eta = config.rate
     inner = config.inner_rate or eta
+    first_m = method.init_state(net, toy.clients).m
     w = method.init_hub(net, toy.clients).w[0]
     m, theta = {}, {}
     position = dict.fromkeys(range(len(toy.indices)), 0)
 
-    def slope(own, peer, batch):
+    def answer(of, rows, batch):
+        return of.bind(of.assemble(rows[None]))(batch.x)
+
+    def slope(own, peer, batch, of=net, peer_of=net):
         leaf = own.clone().requires_grad_()
-        logits, other = (net.bind(net.assemble(rows[None]))(batch.x) for rows in (leaf, peer))
+        logits, other = answer(of, leaf, batch), answer(peer_of, peer, batch)
         target = other.detach().softmax(2)
         kl = (target * (target.log() - logits.softmax(2).log())).sum(2)
         loss = (cross_entropy_per_sample(logits, batch.y) + kl).mean()
@@ -68,22 +72,23 @@ def reference(toy, method, participants):
     for number, ids in enumerate(participants, 1):
         uploads = []
         for client in ids:
-            kept = m.get(client, w)
+            of = net.personal[client % len(net.personal)]
+            kept = m.get(client, w if of is net else first_m[client, of.weights])
             mine, a_m = {"persist": (kept, kept), "reset": (w, w), "anchor": (w, kept)}[config.aux]
             ours = w
             first = torch.tensor([position[client]])
             for batch in toy.batches(number, client, steps=config.local_batches, first=first):
                 at, hat = mine, ours
                 for _ in range(config.inner_steps):
-                    step = slope(at, hat, batch) + config.lam * (at - a_m)
+                    step = slope(at, hat, batch, of, net) + config.lam * (at - a_m)
                     if config.inner_order == "jacobi":
-                        step_hat = slope(hat, at, batch) + config.lam * (hat - w)
+                        step_hat = slope(hat, at, batch, net, of) + config.lam * (hat - w)
                         at = at - inner * step
                     else:
                         at = at - inner * step
-                        step_hat = slope(hat, at, batch) + config.lam * (hat - w)
+                        step_hat = slope(hat, at, batch, net, of) + config.lam * (hat - w)
                     hat = hat - inner * step_hat
-                g_m, g_w = slope(mine, ours, batch), slope(ours, mine, batch)
+                g_m, g_w = slope(mine, ours, batch, of, net), slope(ours, mine, batch, net, of)
                 mine = mine - eta * g_m - eta * config.lam * (mine - at)
                 ours = ours - eta * g_w - eta * config.lam * (ours - hat)
             m[client], theta[client] = mine, at
@@ -119,6 +124,24 @@ def test_is_the_algorithm(options, uneven):
         torch.testing.assert_close(
             uneven.weights(done.state.theta)[client], theta[client], rtol=1e-11, atol=1e-13
         )
+
+
+@pytest.mark.parametrize("order", ["jacobi", "gauss_seidel"])
+def test_is_the_algorithm_with_auxiliary_models_of_other_architectures(order, uneven):
+    """A linear shared model; perceptrons of 5 units at clients 0 and 2, of 11 units at client 1."""
+    uneven.net.personal = tuple(uneven.network(hidden) for hidden in (5, 11))
+    method = make(lam=3, rate=0.1, inner_rate=0.2, beta=1.7, inner_order=order)
+    m, theta, w = reference(uneven, method, SOME)
+    start = method.init_state(uneven.net, uneven.clients)
+    done = uneven.run(method, 3, lambda number: SOME[number - 1])[-1]
+    torch.testing.assert_close(done.hub.w[0], w, rtol=1e-11, atol=1e-13)
+    for client in (0, 1, 2):
+        columns = uneven.net.personal[client % 2].weights
+        for found, expected in ((done.state.m, m), (done.state.theta, theta)):
+            torch.testing.assert_close(found[client, columns], expected[client], rtol=1e-11, atol=1e-13)
+            assert not found[client, columns.stop :].any()
+    down = method.download(uneven.net, done.hub, uneven.plan(4))
+    assert torch.equal(method.absent(uneven.net, done.state, down)[3], start.m[3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
