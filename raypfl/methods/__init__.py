@@ -14,12 +14,14 @@ from raypfl.methods.fedrep import FedRep
 from raypfl.methods.fedrod import FedRoD
 from raypfl.methods.fedrod_hyper import FedRoDHyper
 from raypfl.methods.fedtc import FedTC
+from raypfl.methods.fml import FML
 from raypfl.methods.local import Local
 from raypfl.methods.one_lambda import OneLambda
 from raypfl.methods.peer_fedavg import PeerFedAvg
 from raypfl.methods.peer_fedper import PeerFedPer
 from raypfl.methods.per_fedavg import PerFedAvg
 from raypfl.methods.pfedme import PFedMe
+from raypfl.methods.pfml import PFML
 from raypfl.methods.ua_pdfl import UAPDFL
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
@@ -36,6 +38,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedtc": FedTC,
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "pfml": PFML,
+    "fml": FML,
     "fedcac": FedCAC,
     "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,

@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from raypfl.config import StrictModel
@@ -71,6 +72,23 @@ class Plan(NamedTuple):
     `[S, q]`, each row ascending and filled up with -1."""
     graph: Graph | None = None
     """Who hears whom, of all N clients, where there is no server; edges among participants only."""
+    senders: Tensor | None = None
+    """Those of `ids` who upload and are aggregated, where others only train: client ids, int64."""
+
+    @property
+    def uploads(self) -> Tensor:
+        """Who of `ids` uploads, bool `[S]`."""
+        if self.senders is None:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return torch.isin(self.ids, self.senders)
+
+    def of_senders(self) -> Plan:
+        """The plan as far as it is about those who upload, in the order of `ids`."""
+        if self.senders is None:
+            return self
+        here = self.uploads
+        peers = None if self.peers is None else self.peers[here]
+        return Plan(self.round, self.ids[here], self.sizes[here], peers, self.graph)
 
 
 class Message(NamedTuple):
@@ -104,6 +122,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         shared: names of fields of the downloaded message that are the same for everyone; they have a leading
             axis of 1, every other field has one row a participant.
         reported: which model is evaluated at which point in the papers' tables.
+        personal_models: clients may keep models of another architecture, `net.personal`.
         summary: one line for lists.
         variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
             beside the defaults.
@@ -114,6 +133,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
+    personal_models: ClassVar[bool] = False
     summary: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -215,7 +235,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
 
     @abstractmethod
     def aggregate(self, net: Network, hub: HubT, up: UpT, plan: Plan) -> HubT:
-        """What the server holds after the round; uploads in the order of `plan.ids`."""
+        """What the server holds after the round; `plan` is about those who upload, in its order."""
 
     def sent_down(self, net: Network, plan: Plan, down: DownT) -> list[Message]:
         """The messages to participants; by default every field of `down`, once a participant."""

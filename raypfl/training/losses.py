@@ -21,3 +21,9 @@ def cross_entropy_per_sample(logits_KBC: Tensor, y_KB: Tensor) -> Tensor:
 def cross_entropy(m: Rows, batch: Batch) -> Tensor:
     """The objective F_i: mean cross-entropy of each model on its own batch, `[K]`."""
     return batch.mean(cross_entropy_per_sample(m(batch.x), batch.y))
+
+
+def divergence_per_sample(peer_KBC: Tensor, logits_KBC: Tensor) -> Tensor:
+    """KL(softmax(peer) || softmax(logits)) of every sample, in nats, `[K, B]`; the peer gets no gradient."""
+    peer = peer_KBC.detach().log_softmax(2)
+    return (peer.exp() * (peer - logits_KBC.log_softmax(2))).sum(2)

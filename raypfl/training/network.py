@@ -47,6 +47,7 @@ class Network:
         buffers: `average`: floating-point buffers (running statistics) travel with the extractor;
             `local`: they never leave their client.
         input_shape: of one sample, for methods that give models inputs of their own.
+        personal: networks of models that clients keep for themselves, where they are others than this one.
 
     Attributes:
         head, extractor, weights: column slices; `weights` is both.
@@ -61,6 +62,7 @@ class Network:
         width: columns of a row, padding included.
         coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
         random: there are dropout layers, so features differ from pass to pass.
+        personal: the networks of clients' own models: this one alone, unless others were given.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Network:
         input_shape: Sequence[int] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        personal: Sequence[Network] = (),
     ) -> None:
         self._build = build
         self.input_shape = tuple(input_shape)
@@ -115,6 +118,7 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
+        self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     @cached_property
     def num_outputs(self) -> int:

@@ -51,6 +51,11 @@ def mlp(hidden: int = 5) -> nn.Module:
     return nn.Sequential(OrderedDict([*layers, ("head", nn.Linear(hidden, CLASSES))]))
 
 
+def wide() -> nn.Module:
+    """Wider than `mlp`."""
+    return mlp(11)
+
+
 def conv() -> nn.Module:
     """Batch normalisation couples the samples of a batch, and has statistics that are not parameters."""
     layers = [
@@ -69,6 +74,10 @@ class Net(NamedTuple):
 
     def float64(self) -> Network:
         return Network(self.build, "head", buffers=self.buffers, input_shape=SHAPE, dtype=torch.float64)
+
+
+PERSONAL = {"wide": wide, "conv": conv}
+"""Clients' own architectures."""
 
 
 NETS = {"mlp": Net(mlp), "conv": Net(conv), "conv with local statistics": Net(conv, "local")}
@@ -126,6 +135,8 @@ class Simulation:
     ) -> None:
         self.method: Method[Any, Any, Any, Any, Any] = row.method()
         self.net, self.data, self.training, self.together = net, federation.data(), training(row), together
+        own = [Network(PERSONAL[name], "head", dtype=net.dtype) for name in row.personal]
+        net.personal = tuple(own) or (net,)
         sizes = torch.tensor([len(own) for own in self.data.train])
         cohort = self._cohort(torch.arange(len(sizes)), 0)
         self.clients = Clients(torch.arange(len(sizes)), sizes, cohort.label_counts)
@@ -167,7 +178,8 @@ class Simulation:
             self.state = type(self.state)(*(field.index_copy(0, here, rows) for field, rows in fields))
             ups.append(up)
         up = type(ups[0])(*(torch.cat(parts) for parts in zip(*ups, strict=True)))
-        self.hub = method.aggregate(net, self.hub, up, plan)
+        sent = take(up, plan.uploads.nonzero()[:, 0])
+        self.hub = method.aggregate(net, self.hub, sent, plan.of_senders())
         return plan, down, up
 
     @property
@@ -197,7 +209,8 @@ class Simulation:
             return self.method.answer(self.net, "personalised", ids, rows)
 
         cohort = self._cohort(self.clients.ids, self.rounds)
-        return float((cohort.pass_over(self.models(), measure, bind=bind) / self.clients.sizes).mean())
+        total = cohort.pass_over(self.models(), measure, bind=bind)
+        return float((total / self.clients.sizes).mean())
 
     def inputs(self) -> Tensor:
         """Two samples for each client, `[N, 2, ...]`."""
@@ -259,6 +272,7 @@ def world(row: Row, federation: Toy, net: Net = NETS["mlp"], **settings: Any) ->
         data={"name": "digits"},
         partition={"name": "iid", "num_clients": len(federation.clients)},
         model={"name": f"{__name__}:{net.build.__name__}", "head": "head", "buffers": net.buffers},
+        personal_model=[{"name": f"{__name__}:{name}", "head": "head"} for name in row.personal],
         training=training(row),
         method=row.options,
         seed=3,

@@ -18,12 +18,14 @@ from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
 from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
 from raypfl.methods.fedtc import Config as FedTC
+from raypfl.methods.fml import Config as FML
 from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
 from raypfl.methods.peer_fedavg import Config as PeerFedAvg
 from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
+from raypfl.methods.pfml import Config as PFML
 from raypfl.topology import Full
 from raypfl.training import Network
 
@@ -124,6 +126,10 @@ class Row(NamedTuple):
     """Whether messages go from client to client; `down` is then what a client hears."""
     momentum: Literal["reset", "keep"] = "reset"
     """Over rounds; only local training knows of it, and the method should not notice."""
+    trains: Literal["sampled", "all"] = "sampled"
+    """Who trains in a round; the sampled clients alone upload."""
+    personal: tuple[str, ...] = ()
+    """Clients' own architectures, by their names in the harness, where they are not the shared one."""
     tolerance: float = 1e-9
     """Float64 differences between one client at a time and all at once, after three rounds."""
 
@@ -241,6 +247,48 @@ TABLE = [
         up=model,
         down=model,
     ),
+    Row(
+        "pfedme all train",
+        PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, local_batches=4, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
+    Row("pfml", PFML(lam=5.0, rate=0.1, local_batches=4), up=model, down=model),
+    Row(
+        "pfml reset, beyond the mean",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.5, aux="reset", agg_weight="size"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml anchor, of m",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, aux="anchor", pm="m"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml gauss_seidel",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, inner_rate=0.05, inner_order="gauss_seidel"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml all train",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
+    Row(
+        "pfml other models",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0),
+        up=model,
+        down=model,
+        personal=("wide", "conv"),
+    ),
+    Row("fml", FML(), up=model, down=model),
+    Row("fml other models", FML(alpha=0.7, beta=0.3), up=model, down=model, personal=("wide", "conv")),
     Row(
         "fedpac",
         FedPAC(head_lr=0.2),

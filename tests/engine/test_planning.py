@@ -1,6 +1,7 @@
 """What a run would need: figures that can be checked by hand, and refusals before anything starts."""
 
 import pytest
+from small_runs import small_world
 
 import raypfl
 from raypfl.engine import planning
@@ -68,3 +69,26 @@ def test_planning_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     raypfl.plan(CONFIG)
     assert not list(tmp_path.iterdir())
+
+
+def test_models_that_clients_keep_are_said_and_not_counted_as_traffic():
+    one, other = "{name: mlp, hidden: [10]}", "{name: linear}"
+    options = ["method={name: pfml, beta: 1}", f"personal_model=[{one}, {other}]"]
+    shown = lines(*options)
+    assert f"{PARAMETERS} parameters" in shown["model"]
+    assert shown["model"].endswith("personal: mlp (760), linear (650)")
+    assert shown["bytes a round"].strip() == "10.4 kB down, 10.4 kB up"
+
+
+def test_everybody_downloads_where_everybody_trains():
+    shown = lines("method={name: pfedme, update_scope: all}")
+    assert shown["bytes a round"].strip() == "20.8 kB down, 10.4 kB up"
+    assert shown["participants"].strip() == "8 a round, 4 rounds"
+
+
+def test_time_is_that_of_the_steps_asked_for():
+    """Four steps of ten samples are two passes over twenty."""
+    world, _ = small_world("training.steps=4", method="fedavg")
+    assert planning._epochs(world) == 2.0
+    world, _ = small_world("training.epochs=3", method="fedavg")
+    assert planning._epochs(world) == 3

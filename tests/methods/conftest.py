@@ -59,12 +59,20 @@ class Toy:
         x = draw.normal(size=(len(owner), features)) + np.eye(classes, features)[y]
         self.x, self.y = torch.from_numpy(x).to(dtype), torch.from_numpy(y)
         self.indices = [np.flatnonzero(owner == client) for client in range(len(sizes))]
-        built = (MLP(hidden=(hidden,)) if hidden else Linear()), (features,), classes
-        self.net = Network(
-            lambda: build(*built).module, build(*built).head, input_shape=(features,), dtype=dtype
-        )
+        self.dtype, self.features = dtype, features
+        self.net = self.network(hidden)
         counts = torch.stack([self.y[own].bincount(minlength=classes) for own in self.indices])
         self.clients = Clients(torch.arange(len(sizes)), torch.tensor(sizes), counts)
+
+    def network(self, hidden: int = 0) -> Network:
+        """A network for these samples, linear or with a hidden layer."""
+        built = (MLP(hidden=(hidden,)) if hidden else Linear()), (self.features,), self.classes
+        return Network(
+            lambda: build(*built).module,
+            build(*built).head,
+            input_shape=(self.features,),
+            dtype=self.dtype,
+        )
 
     def rows(self, scale: float = 1.0, seed: int = 0) -> Tensor:
         """Models of all clients that differ: `[N, width]`, zeros in the padding."""
@@ -116,7 +124,9 @@ class Toy:
         own, up = method.local_update(cohort, take(state, plan.ids), down)
         if cohort.velocity is not None:
             self.velocity[plan.ids] = cohort.velocity
-        return Round(method.aggregate(self.net, hub, up, plan), put(state, plan.ids, own), down, up)
+        sent = take(up, plan.uploads.nonzero()[:, 0])
+        hub = method.aggregate(self.net, hub, sent, plan.of_senders())
+        return Round(hub, put(state, plan.ids, own), down, up)
 
     def run(
         self,

@@ -67,6 +67,55 @@ def test_fit_equals_a_plain_loop(cohort, data, build, ours, theirs, width):
     assert fitted.moments.steps.tolist() == [4, 2, 6, 4]
 
 
+@pytest.mark.parametrize("width", [1, K])
+def test_steps_in_place_of_epochs(cohort, width):
+    """Seven steps for every client, the first of as many epochs as they take."""
+    net = network(mlp)
+    w = draws(net)
+    fitted = cohort(net, steps=7, width=width).fit(w, cross_entropy)
+    assert fitted.moments.steps.tolist() == [7] * K
+    # Client 2 has three batches an epoch: its first six steps are two epochs.
+    two, six = (
+        cohort(net, width=width, ids=[2], **amount).fit(w[2:3], cross_entropy).w
+        for amount in ({"epochs": 2}, {"steps": 6})
+    )
+    close(two, six)
+    assert not torch.equal(fitted.w[2:3], six)
+    # A method that asks for passes gets passes.
+    assert cohort(net, steps=7).fit(w, cross_entropy, epochs=1).moments.steps.tolist() == [2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("width", [1, 2, K])
+def test_streams_go_on_from_round_to_round(cohort, data, width):
+    """What a client meets depends on its own position, not on the round or on who is beside it."""
+    net = network(mlp)
+    met = {}
+
+    def work(name):
+        def collect(chunk, first):
+            for batch in chunk.batches(steps=2, first=first):
+                for row, client in enumerate(chunk.ids.tolist()):
+                    size = int(batch.sizes[row])
+                    met.setdefault((name, client), []).append(batch.x[row, :size])
+            return (first,)
+
+        return collect
+
+    zeros = torch.zeros(K, dtype=torch.int64)
+    cohort(net, width=width, round=1).run(work("first"), zeros)
+    cohort(net, width=width, round=2).run(work("second"), zeros + 2)
+    cohort(net, width=width, round=9).run(work("again"), torch.arange(K) % 2 * 2)
+    for client in range(K):
+        same = met["second" if client % 2 else "first", client]
+        assert all(torch.equal(*pair) for pair in zip(met["again", client], same, strict=True))
+    # Client 2 has seven samples: two batches of three, and in the next round the one that is left.
+    first = torch.cat(met["first", 2])
+    assert len(first) == 6 and len(first.unique(dim=0)) == 6
+    pool = data.pool.x[torch.tensor(data.train[2])]
+    last = met["second", 2][0]
+    assert len(last) == 1 and len(torch.cat([first, last]).unique(dim=0)) == len(pool) == 7
+
+
 @pytest.mark.parametrize("build", [mlp, conv, Nested])
 @pytest.mark.parametrize("piece", ["head", "extractor"])
 def test_training_one_piece_equals_a_plain_loop_over_its_parameters(cohort, data, build, piece):
