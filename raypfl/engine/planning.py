@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from rich.filesize import decimal
@@ -23,6 +24,40 @@ WORKING_ROWS = 8
 """Rows a model in training takes: weights, gradient, two moments, and the copies of a step."""
 PROCESS_BYTES = 400 * 2**20
 """A Python process with torch in it, before it holds any data."""
+
+
+class Memory(NamedTuple):
+    """What a run would hold at once, in bytes."""
+
+    row: int
+    """A client's model."""
+    hosts: int
+    states: int
+    """What clients keep, of the host with most of them."""
+    working: int
+    """Models in training at a host."""
+    heard: int
+    """What a round's participants at one host receive, of the host that receives most."""
+    server: int
+    sending: int
+    """What the server has prepared for a round's participants, and their uploads."""
+    data: int
+    processes: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        host = self.states + self.working + self.heard
+        return self.hosts * host + self.server + self.sending + self.data + self.processes * PROCESS_BYTES
+
+    def __str__(self) -> str:
+        host = self.states + self.working + self.heard
+        return (
+            f"{self.hosts} x {decimal(host)} hosts ({decimal(self.states)} kept by clients, "
+            f"{decimal(self.working)} in training, {decimal(self.heard)} received), "
+            f"{decimal(self.server)} server, {decimal(self.sending)} of its messages, "
+            f"{decimal(self.data)} data, {self.processes} x {decimal(PROCESS_BYTES)} processes"
+        )
 
 
 def this_machine() -> Node:
@@ -68,40 +103,55 @@ def describe(world: World, pool: Pool) -> str:
         net = world.network(device)
         hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+        memory = _memory(world, pool, placement, hub, work)
+        _check_memory(memory, nodes)
         up_bytes, epoch_seconds, samples = _try_one(world, pool, hub, work)
-    row = net.width * FLOAT_BYTES
-    one = hub.method.init_state(net, hub.clients.take(torch.tensor([0], device=device)))
-    state = sum(field.nbytes for field in one)
-    if config.training.keeps_momentum:
-        state += net.num_weights * FLOAT_BYTES
-    hosted = max(len(ids_of(world, blocks)) for blocks in dealt)
-    host_bytes = hosted * state + world.width * WORKING_ROWS * row
-    hub_bytes = sum(field.nbytes for field in hub.hub) + 2 * opening.participants * row
-    data_bytes = pool.x.nbytes + pool.y.nbytes
-    processes = 1 if config.engine.name == "local" else 2 + placement.num_hosts
-    total = placement.num_hosts * host_bytes + hub_bytes + data_bytes + processes * PROCESS_BYTES
-    _check_memory(total, nodes)
     down_bytes = int(opening.traffic["bytes"].sum())
     per_epoch = float(world.label_counts.sum(1).mean()) / samples * epoch_seconds
     at_once = placement.num_hosts if config.engine.name == "ray" else 1
     seconds = per_epoch * config.training.epochs * opening.participants / at_once
     lines = {
         "data": f"{pool.name}, {len(pool.y)} samples of {'x'.join(map(str, world.input_shape))}, "
-        f"{decimal(data_bytes)} a node",
+        f"{decimal(memory.data)} a node",
         "partition": f"{config.partition.name}, {world.num_clients} clients, "
         f"{_range(world)} training samples each, {world.federation.fingerprint[:12]}",
-        "model": f"{config.model.name}, {net.num_weights:,} parameters, {decimal(row)} a row",
+        "model": f"{config.model.name}, {net.num_weights:,} parameters, {decimal(memory.row)} a row",
         "participants": f"{opening.participants} a round, {config.rounds} rounds",
         "engine": f"{config.engine.name}: {placement.request()}, on {device.type}",
         "blocks": f"{len(world.blocks())} of {world.block} clients, {world.width} models a forward, "
         f"{min(map(len, dealt))} to {max(map(len, dealt))} blocks a host{_idle(world, placement, nodes)}",
-        "memory": f"{decimal(total)} in all: {decimal(host_bytes)} a host, {decimal(hub_bytes)} the server, "
-        f"{decimal(data_bytes)} data, {processes} processes",
+        "memory": f"{decimal(memory.total)} in all: {memory}",
         "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.participants)} up",
         "time": f"about {seconds:.2g} s of training a round, {seconds * config.rounds / 60:.2g} min in all",
     }
     width = max(map(len, lines))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _memory(world: World, pool: Pool, placement: Placement, hub: Hub, work: Sequence[Work]) -> Memory:
+    """By the arithmetic of the state and messages that the method declares, in its first round."""
+    net, config = hub.net, world.config
+    row = net.width * FLOAT_BYTES
+    one = hub.method.init_state(net, hub.clients.take(torch.tensor([0], device=hub.device)))
+    state = _bytes(one)
+    if config.training.keeps_momentum:
+        state += net.num_weights * FLOAT_BYTES
+    together = hub.method.download(net, hub.hub, hub.plan)
+    return Memory(
+        row=row,
+        hosts=len(work),
+        states=max(map(len, hub.dealt)) * state,
+        working=world.width * WORKING_ROWS * row,
+        heard=max(_bytes(own.down) for own in work),
+        server=_bytes(hub.hub),
+        sending=_bytes(together) + len(hub.plan.ids) * row,
+        data=pool.x.nbytes + pool.y.nbytes,
+        processes=1 if config.engine.name == "local" else 2 + placement.num_hosts,
+    )
+
+
+def _bytes(message: tuple[torch.Tensor, ...]) -> int:
+    return sum(field.nbytes for field in message)
 
 
 def _idle(world: World, placement: Placement, nodes: Sequence[Node]) -> str:
@@ -135,11 +185,11 @@ def _range(world: World) -> str:
     return str(sizes.min()) if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
 
 
-def _check_memory(total: float, nodes: list[Node]) -> None:
+def _check_memory(memory: Memory, nodes: list[Node]) -> None:
     have = sum(node.memory_bytes for node in nodes)
-    if total > have > 0:
+    if memory.total > have > 0:
         raise PlacementError(
-            f"the run needs about {decimal(int(total))} of memory, and the {len(nodes)} node(s) have "
-            f"{decimal(int(have))}. "
+            f"the run needs about {decimal(memory.total)} of memory, and the {len(nodes)} node(s) have "
+            f"{decimal(int(have))}: {memory}. "
             "Use fewer clients, a smaller model or more nodes."
         )

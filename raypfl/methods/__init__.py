@@ -7,6 +7,7 @@ from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.fedcac import FedCAC
+from raypfl.methods.fedfomo import FedFomo
 from raypfl.methods.fedper import FedPer
 from raypfl.methods.fedrep import FedRep
 from raypfl.methods.fedrod import FedRoD
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedamp": FedAMP,
     "diversifed": DiversiFed,
     "one_lambda": OneLambda,
+    "fedfomo": FedFomo,
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedrod": FedRoD,

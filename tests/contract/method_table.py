@@ -11,6 +11,7 @@ from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
 from raypfl.methods.fedcac import Config as FedCAC
+from raypfl.methods.fedfomo import Config as FedFomo
 from raypfl.methods.fedper import Config as FedPer
 from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
@@ -60,6 +61,16 @@ def others(net: Network, participants: int) -> int:
     return (participants - 1) * net.num_weights
 
 
+def six_models(net: Network, participants: int) -> int:
+    """Whatever travels of six models."""
+    return 6 * net.shared.stop
+
+
+def model_and_six_scores(net: Network, participants: int) -> int:
+    """Whatever travels of a model, and a number for each of six."""
+    return net.shared.stop + 6
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -75,6 +86,8 @@ class Row(NamedTuple):
     what the newest shared parameters make of its own label shares."""
     collaborates: bool = True
     """Whether a client's data ever reach the others' models."""
+    chooses: bool = False
+    """Whether a client takes only those models that suit its own data: not those of all others."""
     sent_as_stored: bool = True
     """Whether messages are exactly the arrays that cross process borders; else `sent_*` say what would be."""
     moving: frozenset[str] = frozenset()
@@ -109,6 +122,23 @@ TABLE = [
         down=others,
         sent_as_stored=False,
         collaborates=False,
+    ),
+    *(
+        Row(
+            f"fedfomo {name}".strip(),
+            # As many as there are clients: whom ties leave out depends on labels.
+            FedFomo(num_models=6, **options),
+            up=model_and_six_scores,
+            down=six_models,
+            chooses=True,
+            sent_as_stored=False,
+            momentum=momentum,
+        )
+        for name, options, momentum in [
+            ("", {}, "reset"),
+            ("paper, l1", {"no_gain": "paper", "distance": "l1"}, "reset"),
+            ("explores, kept momentum", {"epsilon": 0.5, "validation": 0.3}, "keep"),
+        ]
     ),
     Row("fedper", FedPer(), up=body, down=body, away="own head"),
     Row("fedrep", FedRep(head_epochs=2), up=body, down=body, away="own head"),

@@ -105,7 +105,7 @@ def test_engine_runs_the_contract(row, federation):
     expected = Simulation(row, NETS["mlp"].float64(), federation).run(2)
     for fields, reference in ((found.state, (*expected.state, expected.kept)), (found.hub, expected.hub)):
         for field, exact in zip(fields, reference, strict=True):
-            torch.testing.assert_close(field.double(), exact, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(field.double(), exact.double(), rtol=1e-4, atol=1e-5)
 
 
 @each_method
