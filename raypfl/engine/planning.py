@@ -140,7 +140,8 @@ def _memory(world: World, pool: Pool, placement: Placement, hub: Hub, work: Sequ
     return Memory(
         row=row,
         hosts=len(work),
-        states=max(map(len, hub.dealt)) * state,
+        # A round's new rows stand beside the old ones, which stay until every client has done its work.
+        states=2 * max(map(len, hub.dealt)) * state,
         working=world.width * WORKING_ROWS * row,
         heard=max(_bytes(own.down) for own in work),
         server=_bytes(hub.hub),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from raypfl.methods.apple import APPLE
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "diversifed": DiversiFed,
     "one_lambda": OneLambda,
     "fedfomo": FedFomo,
+    "apple": APPLE,
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedrod": FedRoD,

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
+from raypfl.methods.apple import Config as APPLE
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
@@ -59,6 +60,11 @@ def model_and_hypernetwork(net: Network, participants: int) -> int:
 def others(net: Network, participants: int) -> int:
     """The parameters of all other participants."""
     return (participants - 1) * net.num_weights
+
+
+def five_others(net: Network, participants: int) -> int:
+    """The parameters of five models."""
+    return 5 * net.num_weights
 
 
 def six_models(net: Network, participants: int) -> int:
@@ -138,6 +144,15 @@ TABLE = [
             ("", {}, "reset"),
             ("paper, l1", {"no_gain": "paper", "distance": "l1"}, "reset"),
             ("explores, kept momentum", {"epsilon": 0.5, "validation": 0.3}, "keep"),
+        ]
+    ),
+    *(
+        Row(f"apple {name}".strip(), APPLE(**options), up=weights, down=five_others, sent_as_stored=False)
+        for name, options in [
+            ("", {"eta2": 0.01}),
+            ("cos, momentum", {"eta2": 0.01, "schedule": "cos", "p_momentum": 0.9, "L": 2}),
+            # As many as there are others: whom a draw leaves out depends on labels.
+            ("caches", {"eta2": 0.01, "max_downloads": 5}),
         ]
     ),
     Row("fedper", FedPer(), up=body, down=body, away="own head"),
