@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raypfl.engine.host import Upload, Work, columns_of
-from raypfl.engine.messages import stack, take
+from raypfl.engine.messages import stack, take, trim
 from raypfl.engine.world import World
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
@@ -70,7 +70,7 @@ class Hub:
         ids, uploads = self.plan.ids.cpu(), self.plan.uploads.cpu()
         for own in self.dealt:
             here = torch.isin(ids, own).nonzero()[:, 0]
-            part = take(down, here.to(self.device), method.shared)
+            part = trim(take(down, here.to(self.device), method.shared), method.pools)
             work.append(Work(round, ids[here], uploads[here], part, train, evaluate_pre, evaluate_post))
         messages = method.sent_down(self.net, self.plan, down) if train else []
         seconds = time.perf_counter() - begin

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from raypfl.methods.apple import APPLE
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.fedcac import FedCAC
+from raypfl.methods.fedfomo import FedFomo
 from raypfl.methods.fedpac import FedPAC
 from raypfl.methods.fedper import FedPer
 from raypfl.methods.fedproto import FedProto
@@ -30,6 +32,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedamp": FedAMP,
     "diversifed": DiversiFed,
     "one_lambda": OneLambda,
+    "fedfomo": FedFomo,
+    "apple": APPLE,
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedproto": FedProto,

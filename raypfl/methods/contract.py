@@ -52,10 +52,17 @@ class Clients(NamedTuple):
     """Training samples, int64 `[N]`."""
     label_counts: Tensor
     """Training samples a class, int64 `[N, C]`."""
+    all_sizes: Tensor | None = None
+    """Training samples of every client of the run; None where these are all of them."""
+
+    @property
+    def sizes_of_all(self) -> Tensor:
+        """Training samples of every client of the run, whichever of them these are."""
+        return self.sizes if self.all_sizes is None else self.all_sizes
 
     def take(self, rows: Tensor) -> Clients:
         """Some of these clients."""
-        return Clients(*(field[rows] for field in self))
+        return Clients(self.ids[rows], self.sizes[rows], self.label_counts[rows], self.sizes_of_all)
 
 
 class Plan(NamedTuple):
@@ -121,6 +128,9 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         hub_type, state_type: the types of what server and clients keep.
         shared: names of fields of the downloaded message that are the same for everyone; they have a leading
             axis of 1, every other field has one row a participant.
+        pools: shared fields `[1, U, ...]` of whose U rows a participant receives only some, each with the
+            field of row numbers `[S, q]` that says which (-1: none). A host is handed the rows that its own
+            participants receive.
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
         summary: one line for lists.
@@ -132,6 +142,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     hub_type: ClassVar[type[Any]] = Nothing
     state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
+    pools: ClassVar[dict[str, str]] = {}
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     personal_models: ClassVar[bool] = False
     summary: ClassVar[str]
@@ -170,7 +181,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     def init_state(self, net: Network, clients: Clients) -> StateT:
         """What some clients hold before the first round, one row a client.
 
-        Called wherever those clients live, with them alone; so it may depend on nothing but keys.
+        Called wherever those clients live, with them alone; so it may depend on nothing but keys and what
+        `clients` says of all.
         """
 
     def plan(

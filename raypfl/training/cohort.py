@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
-from raypfl.rng import key, torch_seeded
+from raypfl.rng import key, numpy_generator, torch_seeded
 from raypfl.training.batches import (
     Batch,
     Samples,
@@ -92,7 +92,7 @@ class Cohort:
         self.net, self.data, self.ids = net, data, ids
         self.round, self.seed, self.training, self.width = round, seed, training, width
         self.losses: Tensor | None = None
-        # A list, since the cohort of features and the cohort it is made from go on from one velocity.
+        # A list, since a cohort and those that are made from it go on from one velocity.
         self._velocity: list[Tensor | None] = [None]
 
     @property
@@ -333,6 +333,28 @@ class Cohort:
         cohort._velocity = self._velocity
         return cohort
 
+    def held_out(self, fraction: float, purpose: str) -> Cohort:
+        """These clients with a part of their training samples as validation samples, in place of those given.
+
+        A client's split is the same in every round: floor(fraction * n) of its training samples, at least
+        one and not all, drawn by the seed and `purpose`. A client with a single sample trains and validates
+        on it.
+
+        Args:
+            fraction: above 0 and below 1.
+            purpose: name of the split's keys.
+        """
+        splits = [
+            _held_out(own, fraction, key(self.seed, purpose, 0, client))
+            for own, client in zip(self.data.train, self.ids.tolist(), strict=True)
+        ]
+        data = self.data._replace(
+            train=[train for train, _ in splits], validation=[validation for _, validation in splits]
+        )
+        cohort = self._with(data, self.ids, self.width)
+        cohort._velocity = self._velocity
+        return cohort
+
     def each(self, w: Tensor, fn: Callable[[Rows], Tensor]) -> Tensor:
         """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""
         with torch.no_grad():
@@ -361,6 +383,17 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
+
+
+def _held_out(own: np.ndarray, fraction: float, draw: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples that remain and those that are held out, both in stored order."""
+    if len(own) == 1:
+        return own, own
+    # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
+    count = min(max(int(fraction * len(own) + 1e-9), 1), len(own) - 1)
+    held = np.zeros(len(own), dtype=bool)
+    held[numpy_generator(draw).permutation(len(own))[:count]] = True
+    return own[~held], own[held]
 
 
 class _Loop(NamedTuple):

@@ -162,7 +162,9 @@ class Simulation:
         chosen = self.clients.ids if ids is None else torch.tensor(ids)
         plan = method.plan(net, self.hub, self.clients, self.rounds, lambda round: chosen)
         if order is not None:
-            plan = plan._replace(ids=plan.ids[list(order)], sizes=plan.sizes[list(order)])
+            ids, sizes, peers = plan.ids[list(order)], plan.sizes[list(order)], plan.peers
+            peers = None if peers is None else peers[list(order)]
+            plan = plan._replace(ids=ids, sizes=sizes, peers=peers)
         down = method.download(net, self.hub, plan)
         ups = []
         groups = torch.arange(len(plan.ids)).split(len(plan.ids) if self.together else 1)

@@ -7,10 +7,12 @@ from typing import Literal, NamedTuple
 
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
+from raypfl.methods.apple import Config as APPLE
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
 from raypfl.methods.fedcac import Config as FedCAC
+from raypfl.methods.fedfomo import Config as FedFomo
 from raypfl.methods.fedpac import Config as FedPAC
 from raypfl.methods.fedper import Config as FedPer
 from raypfl.methods.fedproto import Config as FedProto
@@ -96,6 +98,21 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
+def five_others(net: Network, participants: int) -> int:
+    """The parameters of five models."""
+    return 5 * net.num_weights
+
+
+def six_models(net: Network, participants: int) -> int:
+    """Whatever travels of six models."""
+    return 6 * net.shared.stop
+
+
+def model_and_six_scores(net: Network, participants: int) -> int:
+    """Whatever travels of a model, and a number for each of six."""
+    return net.shared.stop + 6
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -118,6 +135,8 @@ class Row(NamedTuple):
     columns, what the server newly says about how to read it."""
     collaborates: bool = True
     """Whether a client's data ever reach the others' models."""
+    chooses: bool = False
+    """Whether a client takes only those models that suit its own data: not those of all others."""
     sent_as_stored: bool = True
     """Whether messages are exactly the arrays that cross process borders; else `sent_*` say what would be."""
     moving: frozenset[str] = frozenset()
@@ -162,6 +181,32 @@ TABLE = [
         down=others,
         sent_as_stored=False,
         collaborates=False,
+    ),
+    *(
+        Row(
+            f"fedfomo {name}".strip(),
+            # As many as there are clients: whom ties leave out depends on labels.
+            FedFomo(num_models=6, **options),
+            up=model_and_six_scores,
+            down=six_models,
+            chooses=True,
+            sent_as_stored=False,
+            momentum=momentum,
+        )
+        for name, options, momentum in [
+            ("", {}, "reset"),
+            ("paper, l1", {"no_gain": "paper", "distance": "l1"}, "reset"),
+            ("explores, kept momentum", {"epsilon": 0.5, "validation": 0.3}, "keep"),
+        ]
+    ),
+    *(
+        Row(f"apple {name}".strip(), APPLE(**options), up=weights, down=five_others, sent_as_stored=False)
+        for name, options in [
+            ("", {"eta2": 0.01}),
+            ("cos, momentum", {"eta2": 0.01, "schedule": "cos", "p_momentum": 0.9, "L": 2}),
+            # As many as there are others: whom a draw leaves out depends on labels.
+            ("caches", {"eta2": 0.01, "max_downloads": 5}),
+        ]
     ),
     Row("fedper", FedPer(), up=body, down=body, away="own head"),
     Row("fedrep", FedRep(head_epochs=2), up=body, down=body, away="own head"),

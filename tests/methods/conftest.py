@@ -96,6 +96,10 @@ class Toy:
         chosen = torch.arange(len(self.indices)) if ids is None else torch.tensor(ids)
         return Plan(round, chosen, self.clients.sizes[chosen])
 
+    def plan_of(self, method: AnyMethod, hub: Any, round: int = 1, ids: Sequence[int] | None = None) -> Plan:
+        """A method's own plan of a round of these participants, or of everybody."""
+        return method.plan(self.net, hub, self.clients, round, lambda round: self.plan(round, ids).ids)
+
     def cohort(self, plan: Plan) -> Cohort:
         """A plan's participants, with their data."""
         own = [self.indices[client] for client in plan.ids]
@@ -139,7 +143,9 @@ class Toy:
         self.velocity = torch.zeros(len(self.indices), self.net.num_weights, dtype=self.net.dtype)
         history = []
         for number in range(1, rounds + 1):
-            history.append(self.round(method, hub, state, self.plan(number, participants(number))))
+            history.append(
+                self.round(method, hub, state, self.plan_of(method, hub, number, participants(number)))
+            )
             hub, state = history[-1].hub, history[-1].state
         return history
 

@@ -458,3 +458,35 @@ def test_dropout_draws_differ_between_clients(cohort):
     dropped = out[0] == 0
     assert dropped.any()
     assert not (dropped == dropped[:1]).all()
+
+
+@pytest.mark.parametrize("fraction, sizes", [(0.2, [1, 1, 1, 1]), (0.29, [1, 1, 2, 1]), (0.9, [4, 1, 6, 3])])
+def test_held_out_samples_are_a_fixed_part_of_the_training_samples(cohort, data, fraction, sizes):
+    """Of 5, 1, 7 and 4 samples, at least one and not all; a single one is trained on and held out."""
+    net = network(mlp)
+    split = cohort(net).held_out(fraction, "validation").data
+    assert [len(own) for own in split.validation] == sizes
+    for own, rest, held in zip(data.train, split.train, split.validation, strict=True):
+        if len(own) == 1:
+            assert rest.tolist() == held.tolist() == own.tolist()
+        else:
+            assert sorted([*rest, *held]) == sorted(own) and not set(rest) & set(held)
+    assert [own.tolist() for own in split.test] == [own.tolist() for own in data.test]
+    later = cohort(net, round=7, ids=(3, 2)).held_out(fraction, "validation").data
+    assert [own.tolist() for own in later.train] == [split.train[row].tolist() for row in (3, 2)]
+
+
+def test_held_out_samples_are_drawn_by_purpose_and_client(cohort, data):
+    """Not the last ones in stored order, where a client's classes may be sorted."""
+    one, other = (cohort(network(mlp)).held_out(0.5, purpose).data.validation for purpose in ("a", "b"))
+    assert [own.tolist() for own in one] != [own.tolist() for own in other]
+    assert [own.tolist() for own in one] != [own[-len(own) // 2 :].tolist() for own in data.train]
+
+
+def test_training_beside_held_out_samples_goes_on_from_the_kept_velocity(cohort):
+    """What is trained there is the clients' own momentum, too."""
+    net = network(mlp)
+    clients = cohort(net, optimizer=SGD(lr=0.1, momentum=0.9), momentum_state="keep")
+    clients.velocity = torch.zeros(K, net.num_weights, dtype=net.dtype)
+    clients.held_out(0.2, "validation").fit(draws(net), cross_entropy)
+    assert (clients.velocity != 0).any(1).all()
