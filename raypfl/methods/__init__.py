@@ -3,6 +3,7 @@
 from typing import Any
 
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.dispfl import DisPFL
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedcac": FedCAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
+    "dispfl": DisPFL,
 }
 
 __all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]
