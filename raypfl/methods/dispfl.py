@@ -18,10 +18,10 @@ cannot be reached trains on (`unreachable`). Its scripts regrow at random; the p
 gradient. There, what is pruned is still in the published model; so it is here.
 Chosen here: gradients and kept momentum are masked, which is the same as masking the model and its momentum
 after every step (the code masks the model alone, and has no momentum). Running statistics that travel are
-averaged uniformly over V_i (the code has none). T is `anneal_rounds`, not the run's number of rounds, so
-that a run that is prolonged has trained as the longer one would have; after T rounds masks stay. Sent are a peer's
-trained weights and its mask, a bit a weight, to everyone who hears it. Reported: after mixing, before
-training (PRE), as in the comparison of UA-PDFL.
+averaged uniformly over V_i (the code has none). T is `anneal_rounds`, not the run's number of rounds, so that
+a run that is prolonged goes on with the same schedule; after T rounds masks stay. A peer sends its trained
+weights and its mask, a bit a weight, to everyone who hears it. Reported: after mixing, before training (PRE),
+as in the comparison of UA-PDFL.
 
 Same as: `peer_fedavg` with uniform weights, at density 1 and without clipping.
 """
@@ -109,7 +109,7 @@ class Config(PeerConfig):
     )
     unreachable: Literal["train", "rest"] = Field(
         "train",
-        description="a peer that `topology.p_active` takes out of a round trains alone (code), or not",
+        description="what peers do in rounds that `topology.p_active` takes them out of (code: train alone)",
     )
 
     @model_validator(mode="after")

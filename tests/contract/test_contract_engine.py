@@ -144,8 +144,8 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
         (masks if size == values else sent)["up" if dst == -1 else "down"] += values
     payload = {"up": row.up(engine.hub.net, N // 2), "down": row.down(engine.hub.net, N // 2)}
     packed = {"up": row.masks_up(engine.hub.net, N // 2), "down": row.masks_down(engine.hub.net, N // 2)}
-    for found, expected in ((sent, payload), (masks, packed)):
-        assert found == {way: values * (N // 2) for way, values in expected.items() if values}
+    for counted, expected in ((sent, payload), (masks, packed)):
+        assert counted == {way: values * (N // 2) for way, values in expected.items() if values}
 
 
 @each_method
