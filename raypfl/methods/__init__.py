@@ -4,6 +4,7 @@ from typing import Any
 
 from raypfl.methods.apple import APPLE
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.dispfl import DisPFL
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
+    "dispfl": DisPFL,
     "ua_pdfl": UAPDFL,
 }
 

@@ -58,7 +58,7 @@ class Network:
         travelling: the columns of buffers that travel, none or all.
         head_name: where the head begins, as it was given.
         linear_head: the head is one linear layer, so sums of heads give sums of logits.
-        tensors: the columns of each parameter tensor, in column order.
+        tensors: the columns of each parameter tensor, in column order; `shapes`: its sides.
         width: columns of a row, padding included.
         coupled: samples of a batch influence each other (batch normalisation); never pad such a batch.
         random: there are dropout layers, so features differ from pass to pass.
@@ -111,6 +111,7 @@ class Network:
         self.travelling = slice(num_weights, travels)
         ends = list(itertools.accumulate(slot.size for slot in self._slots))
         self.tensors = [slice(end - slot.size, end) for slot, end in zip(self._slots, ends, strict=True)]
+        self.shapes = [tuple(slot.shape) for slot in self._slots]
         self.num_weights = num_weights
         self.linear_head = _is_linear(self._head)
         self.width = -(-used // ALIGNMENT) * ALIGNMENT

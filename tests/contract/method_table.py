@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from raypfl.algebra import erk_counts
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
 from raypfl.methods.apple import Config as APPLE
+from raypfl.methods.dispfl import Config as DisPFL
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
@@ -113,6 +115,17 @@ def model_and_six_scores(net: Network, participants: int) -> int:
     return net.shared.stop + 6
 
 
+def sparse_models_heard(net: Network, participants: int) -> int:
+    """The trained weights and whatever travels of running statistics, of everyone else."""
+    statistics = net.travelling.stop - net.travelling.start
+    return (participants - 1) * (sum(erk_counts(net.shapes, 0.6)) + statistics)
+
+
+def masks_heard(net: Network, participants: int) -> int:
+    """A bit a parameter, in whole bytes, of everyone else."""
+    return (participants - 1) * mask(net, participants)
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -122,6 +135,8 @@ class Row(NamedTuple):
     down: Payload
     masks_up: Payload = nothing
     """Bytes of bit masks that a participant sends besides."""
+    masks_down: Payload = nothing
+    """Bytes of bit masks that a participant receives besides."""
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
@@ -159,6 +174,8 @@ class Row(NamedTuple):
 FULL = Full(weights="samplesize")
 """Everyone hears everyone: no draw that belongs to a client's label."""
 PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
+SPARSE = {"topology": FULL, "density": 0.6, "anneal_rounds": 6}
+MASKED = {**PEERS, "down": sparse_models_heard, "masks_down": masks_heard}
 
 TABLE = [
     Row("local", Local(), up=nothing, down=nothing, collaborates=False),
@@ -358,4 +375,7 @@ TABLE = [
     Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),
     Row("peer_fedavg kept momentum", PeerFedAvg(topology=FULL), down=models_heard, momentum="keep", **PEERS),
     Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
+    Row("dispfl", DisPFL(**SPARSE), **MASKED),
+    Row("dispfl kept momentum", DisPFL(clip=0.5, **SPARSE), momentum="keep", **MASKED),
+    Row("dispfl random common", DisPFL(regrow="random", init_mask="common", **SPARSE), **MASKED),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
 from functools import partial
 
@@ -14,8 +15,7 @@ from method_table import TABLE
 from raypfl.engine.messages import encode, take
 from raypfl.methods import METHODS, personal
 from raypfl.methods.contract import SERVER
-from raypfl.rng import key
-from raypfl.training import cohort
+from raypfl.rng import NOBODY, key
 
 N = len(SIZES)
 SOME = (0, ONE_SAMPLE, 4)
@@ -73,11 +73,15 @@ def test_order_of_participants_does_not_matter(row, federation):
 @two_nets
 @each_method
 def test_relabelling_clients_relabels_results(row, net, federation, monkeypatch):
-    """Shuffles and architectures belong to a client's label; here they move with it, as its samples do."""
+    """Draws and architectures belong to a client's label; here they move with it, as its samples do."""
     named = Simulation(row, net.float64(), federation).run(3)
-    monkeypatch.setattr(
-        cohort, "key", lambda seed, purpose, round, client: key(seed, purpose, round, SHUFFLED[client])
-    )
+
+    def moved(seed: int, purpose: str, round: int = 0, client: int = NOBODY) -> int:
+        return key(seed, purpose, round, client if client == NOBODY else SHUFFLED[client])
+
+    for module in [module for name, module in sys.modules.items() if name.startswith("raypfl.")]:
+        if getattr(module, "key", None) is key:
+            monkeypatch.setattr(module, "key", moved)
     of_label = personal.kinds_of
     monkeypatch.setattr(personal, "kinds_of", lambda net, ids: of_label(net, torch.tensor(SHUFFLED)[ids]))
     renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED)).run(3)
@@ -133,7 +137,10 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
     }
     present = (run.clients.label_counts > 0).sum(1)
     known = torch.full_like(present, CLASSES)
-    masks = {"down": 0, "up": row.masks_up(run.net, len(participants))}
+    masks = {
+        "down": row.masks_down(run.net, len(participants)),
+        "up": row.masks_up(run.net, len(participants)),
+    }
     extra = {
         "down": row.down_per_class(run.net, len(participants)) * known,
         "up": row.up_per_class(run.net, len(participants)) * present,
