@@ -65,6 +65,10 @@ class Result:
         """Numbers about the server's step (`evaluation.diagnostics`): a row per round and name."""
         return self._frame("diagnostics")
 
+    def clock(self) -> pd.DataFrame:
+        """Virtual time (`clock`): a row per client and iteration, and, as client -1, per round of all."""
+        return self._frame("clock")
+
     def _frame(self, name: str) -> pd.DataFrame:
         tables = []
         for run in self._folder.runs():

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from raypfl.clock import VirtualClock
+from raypfl.clock.config import Given
 from raypfl.config import StrictModel
 from raypfl.data import DataConfig, PartitionConfig
 from raypfl.errors import ConfigError
@@ -34,6 +36,10 @@ else:
         Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
         Field(discriminator="name"),
     ]
+
+OF_PEERS = ("mode", "order", "timeout", "offset", "period")
+OF_SERVERS = ("deadline", "over_selection")
+"""Options of the clock that only methods without, and with, a server have a use for."""
 
 Seed = Annotated[int, Field(ge=0)]
 
@@ -166,6 +172,9 @@ class Settings(StrictModel):
     topology: TopologyConfig | None = Field(
         None, description="who hears whom, for methods without a server; null: what each method's paper has"
     )
+    clock: VirtualClock | None = Field(
+        None, description="virtual time: stragglers, links, dead-lines, peers at their own pace; null: none"
+    )
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -223,6 +232,7 @@ class ExperimentConfig(Settings):
         if len(set(self.seed)) < len(self.seed):
             raise ValueError(f"seed = {list(self.seed)} names a seed twice.")
         _check_personal_model(self, self.method)
+        _check_clock(self, self.method)
         for index, method in enumerate(self.method):
             if method in self.method[:index]:
                 raise ValueError(f"method lists {method.name} twice with the same options.")
@@ -238,6 +248,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _room_for_personal_model(self) -> RunConfig:
         _check_personal_model(self, [self.method])
+        _check_clock(self, [self.method])
         return self
 
 
@@ -248,4 +259,27 @@ def _check_personal_model(settings: Settings, methods: Iterable[MethodConfig]) -
             raise ConfigError(
                 f"personal_model: with method {method.name} clients have no models of another architecture; "
                 f"they do with {', '.join(able)}. Remove personal_model, or run {method.name} without it."
+            )
+
+
+def _check_clock(settings: Settings, methods: Iterable[MethodConfig]) -> None:
+    clock = settings.clock
+    if clock is None:
+        return
+    num_clients = settings.partition.num_clients
+    for name, quantity in clock.quantities.items():
+        if isinstance(quantity, Given) and len(quantity.values) != num_clients:
+            raise ConfigError(
+                f"clock.{name}.values has {len(quantity.values)} values for {num_clients} clients. "
+                "Give one for each."
+            )
+    defaults = VirtualClock()
+    for options, belong, without_server in ((OF_PEERS, "without", True), (OF_SERVERS, "with", False)):
+        used = [option for option in options if getattr(clock, option) != getattr(defaults, option)]
+        others = [method.name for method in methods if METHODS[method.name].without_server != without_server]
+        if used and others:
+            able = [name for name, known in METHODS.items() if known.without_server == without_server]
+            raise ConfigError(
+                f"clock.{used[0]} = {getattr(clock, used[0])}: is for methods {belong} a server "
+                f"({', '.join(able)}), not for {', '.join(others)}. Leave it out, or run them apart."
             )

@@ -29,6 +29,8 @@ class RoundReport(NamedTuple):
     """Of the slowest host."""
     work_seconds: float
     """Training and evaluation, of the slowest host."""
+    clock: dict[str, Any] | None = None
+    """Times of the virtual clock, by column; None where there is none."""
 
 
 class Engine(Protocol):

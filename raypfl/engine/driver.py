@@ -109,6 +109,7 @@ class Driver:
             round_seconds=seconds,
             server_seconds=report.server_seconds,
             evaluation_seconds=report.evaluation_seconds,
+            clock=report.clock,
         )
         self._round = round
         self._console.round(

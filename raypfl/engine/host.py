@@ -35,7 +35,7 @@ class Work(NamedTuple):
     """What a host is asked to do in one round."""
 
     round: int
-    """The round to train; rounds count from 1."""
+    """The round of the records; rounds count from 1."""
     ids: Tensor
     """Participants among this host's clients, ascending, int64 `[k]`."""
     uploads: Tensor
@@ -48,6 +48,14 @@ class Work(NamedTuple):
     """Whether to evaluate what was received, as PRE of the round before."""
     evaluate_post: bool
     """Whether to evaluate what was trained, as POST of this round."""
+    turn: int
+    """The round that participants train in by their own count: of keys and of the learning rate."""
+    shown: Tensor | None
+    """The clients that may be evaluated, ascending; None: all."""
+
+    def shows(self, ids: Tensor) -> bool:
+        """Whether any of these clients may be evaluated."""
+        return self.shown is None or bool(torch.isin(ids, self.shown).any())
 
 
 class Report(NamedTuple):
@@ -132,22 +140,24 @@ class ClientHost:
         for block, ids in self.blocks.items():
             here = torch.isin(work.ids, ids)
             participants = work.ids[here]
+            if not (len(participants) or work.shows(ids)):
+                continue
             rows = torch.searchsorted(ids, participants).to(self.device)
             down = take(work.down, here.nonzero()[:, 0].to(self.device), self.method.shared)
             state = self.state[block]
             if work.evaluate_pre:
                 begin = time.perf_counter()
                 with self._phase("evaluation", ids, work.round):
-                    records += self._evaluate(work.round - 1, "pre", block, rows, state, down, None)
+                    records += self._evaluate(work, "pre", block, rows, state, down, None)
                 evaluation_seconds += time.perf_counter() - begin
             if not work.train:
                 continue
             up = None
             if len(participants):
-                cohort = self._cohort(participants, work.round)
+                cohort = self._cohort(participants, work.turn)
                 if self.kept_columns:
                     cohort.velocity = self.velocity[block][rows]
-                state, up = self._train(cohort, rows, state, down, records)
+                state, up = self._train(cohort, work.round, rows, state, down, records)
                 if cohort.velocity is not None:
                     velocity[block] = self.velocity[block].index_copy(0, rows, cohort.velocity)
                 sends = work.uploads[here]
@@ -159,7 +169,7 @@ class ClientHost:
             if work.evaluate_post:
                 begin = time.perf_counter()
                 with self._phase("evaluation", ids, work.round):
-                    records += self._evaluate(work.round, "post", block, rows, state, down, up)
+                    records += self._evaluate(work, "post", block, rows, state, down, up)
                 evaluation_seconds += time.perf_counter() - begin
         # Only now, so that a client that fails leaves every row of the host as it was.
         self.state.update(trained)
@@ -170,12 +180,13 @@ class ClientHost:
     def _train(
         self,
         cohort: Cohort,
+        round: int,
         rows: Tensor,
         state: AnyRows,
         down: AnyRows,
         records: list[dict[str, Any]],
     ) -> tuple[AnyRows, AnyRows]:
-        round, participants = cohort.round, cohort.ids
+        participants = cohort.ids
         with self._phase("local update", participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
         self._check_finite(round, participants, cohort.losses, (*own, *up))
@@ -227,7 +238,7 @@ class ClientHost:
 
     def _evaluate(
         self,
-        round: int,
+        work: Work,
         point: Point,
         block: int,
         rows: Tensor,
@@ -237,7 +248,10 @@ class ClientHost:
     ) -> list[dict[str, Any]]:
         """Records of the block's evaluated clients; those that are absent have the shared fields only."""
         ids = self.blocks[block]
+        round = work.round - 1 if point == "pre" else work.round
         wanted = torch.isin(ids, self.world.evaluated(round))
+        if work.shown is not None:
+            wanted &= torch.isin(ids, work.shown)
         config = self.world.config.evaluation
         if not wanted.any() or point not in config.points:
             return []

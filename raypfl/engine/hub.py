@@ -14,6 +14,9 @@ from torch import Tensor
 
 from raypfl.engine.host import Upload, Work, columns_of
 from raypfl.engine.messages import stack, take, trim
+from raypfl.engine.own_pace import OwnPace
+from raypfl.engine.pace import Due, InTurn, Together
+from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
@@ -30,6 +33,16 @@ class Opening(NamedTuple):
     diagnostics: dict[str, float]
     """What the method says about its step, by name."""
     seconds: float
+    more: bool = False
+    """Whether the round has another step after this one."""
+
+
+class Closing(NamedTuple):
+    """What the driver gets to know when a step's uploads are in."""
+
+    seconds: float
+    stays: list[Stay]
+    """How long it took in virtual time, and for whom."""
 
 
 class Hub:
@@ -44,6 +57,8 @@ class Hub:
         self.world, self.dealt, self.device = world, dealt, device
         self.net, self.method = world.network(device), world.method()
         self.clients = world.clients(device)
+        clock = world.config.clock
+        self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
         self.restore(None)
 
     def restore(self, checkpoint: Path | None) -> None:
@@ -53,41 +68,55 @@ class Hub:
         else:
             rows = checkpoints.read_hub(checkpoint, self.method.hub_type)
             self.hub = type(rows)(*(field.to(self.device) for field in rows))
+        self.pace = self._new_pace()
+        if checkpoint is not None and self.timing is not None:
+            self.pace.load(checkpoints.read_clock(checkpoint))
 
-    def save(self, building: Path) -> Part:
-        """Write the server's part of a checkpoint."""
-        return checkpoints.write_part(building, checkpoints.HUB, self.hub)
+    def save(self, building: Path) -> list[Part]:
+        """Write the server's part of a checkpoint, and that of the clock if there is one."""
+        parts = [checkpoints.write_part(building, checkpoints.HUB, self.hub)]
+        if self.timing is not None:
+            parts.append(checkpoints.write_clock(building, self.pace.state()))
+        return parts
 
     def open(
         self, round: int, *, train: bool, evaluate_pre: bool, evaluate_post: bool
     ) -> tuple[Opening, list[Work]]:
-        """Plan a round and prepare one piece of work a host."""
+        """Plan a round, or its next step, and prepare one piece of work a host."""
         begin = time.perf_counter()
         method = self.method
-        self.plan = method.plan(self.net, self.hub, self.clients, round, self._sample)
-        down = method.download(self.net, self.hub, self.plan)
+        step = self.pace.step(round, Due(train, evaluate_pre, evaluate_post))
+        self.plan = step.plan
         work = []
         ids, uploads = self.plan.ids.cpu(), self.plan.uploads.cpu()
         for own in self.dealt:
             here = torch.isin(ids, own).nonzero()[:, 0]
-            part = trim(take(down, here.to(self.device), method.shared), method.pools)
-            work.append(Work(round, ids[here], uploads[here], part, train, evaluate_pre, evaluate_post))
-        messages = method.sent_down(self.net, self.plan, down) if train else []
+            part = trim(take(step.down, here.to(self.device), method.shared), method.pools)
+            work.append(Work(round, ids[here], uploads[here], part, *step.due, self.plan.round, step.shown))
         seconds = time.perf_counter() - begin
-        wanted = train and self.world.config.evaluation.diagnostics
-        diagnostics = method.diagnose(self.net, self.hub, self.plan, down) if wanted else {}
+        wanted = train and step.read is not None and self.world.config.evaluation.diagnostics
+        diagnostics = method.diagnose(self.net, step.read, self.plan, step.down) if wanted else {}
         sending = int(uploads.sum())
-        return Opening(len(ids), sending, columns_of(messages), diagnostics, seconds), work
+        opening = Opening(len(ids), sending, columns_of(step.messages), diagnostics, seconds, step.more)
+        return opening, work
 
-    def close(self, uploads: Sequence[Upload]) -> float:
-        """Aggregate the round that was opened last; returns the seconds it took."""
+    def close(self, uploads: Sequence[Upload]) -> Closing:
+        """Aggregate the step that was opened last."""
         begin = time.perf_counter()
-        plan = self.plan.of_senders()
-        if not len(plan.ids):
-            return time.perf_counter() - begin
-        up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
-        self.hub = self.method.aggregate(self.net, self.hub, up, plan)
-        return time.perf_counter() - begin
+        plan, up = self.plan.of_senders(), None
+        # An evaluation of what was received sends nothing.
+        if len(plan.ids) and uploads:
+            up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
+            self.hub = self.method.aggregate(self.net, self.hub, up, plan)
+        stays = self.pace.close(plan, up)
+        return Closing(time.perf_counter() - begin, stays)
 
-    def _sample(self, round: int) -> Tensor:
+    def sample(self, round: int) -> Tensor:
+        """The clients that are selected in a round."""
         return self.world.sample(round).to(self.device)
+
+    def _new_pace(self) -> Together:
+        clock = self.world.config.clock
+        if clock is not None and clock.mode == "async":
+            return OwnPace(self)
+        return Together(self) if clock is None or clock.order == "jacobi" else InTurn(self)

@@ -11,6 +11,7 @@ from raypfl.engine.contract import RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost
 from raypfl.engine.hub import Hub
+from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
 
@@ -27,21 +28,15 @@ class LocalEngine:
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
     def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
-        opening, work = self.hub.open(
-            round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
-        )
-        done = [host.work(own) for host, own in zip(self.hosts, work, strict=True)]
-        closing = self.hub.close([upload for uploads, _ in done for upload in uploads])
-        reports = [report for _, report in done]
-        return RoundReport(
-            [block for report in reports for block in report.clients],
-            [opening.traffic, *(report.traffic for report in reports)],
-            opening.diagnostics,
-            opening.participants,
-            opening.seconds + closing,
-            sum(report.evaluation_seconds for report in reports),
-            sum(report.seconds for report in reports),
-        )
+        steps: list[StepReport] = []
+        while not steps or steps[-1].opening.more:
+            opening, work = self.hub.open(
+                round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+            )
+            done = [host.work(own) for host, own in zip(self.hosts, work, strict=True)]
+            closing = self.hub.close([upload for uploads, _ in done for upload in uploads])
+            steps.append(StepReport(opening, [report for _, report in done], closing))
+        return round_report(steps, clock=self.hub.timing is not None, over_hosts=sum)
 
     def evaluate(self, round: int) -> RoundReport:
         opening, work = self.hub.open(round + 1, train=False, evaluate_pre=True, evaluate_post=False)
@@ -53,7 +48,7 @@ class LocalEngine:
 
     def save(self, building: Path) -> Sequence[Part]:
         parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]
-        return [self.hub.save(building), *parts]
+        return [*self.hub.save(building), *parts]
 
     def restore(self, checkpoint: Path | None) -> None:
         self.hub.restore(checkpoint)

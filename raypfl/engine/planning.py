@@ -65,7 +65,9 @@ def describe(world: World, pool: Pool) -> str:
     device = training_device(config)
     with settled_arithmetic(config.engine.threads):
         net = world.network(device)
-        hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
+        # A round of all at once, whatever a clock makes of it.
+        plain = world._replace(config=config.model_copy(update={"clock": None}))
+        hub = Hub(plain, [ids_of(world, blocks) for blocks in dealt], device)
         opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
         memory = memory_of(world, pool, placement, hub, work)
         memory.check(nodes)

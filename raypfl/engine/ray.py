@@ -27,9 +27,10 @@ from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost, Upload, Work
-from raypfl.engine.hub import Hub
+from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.placement import Placement
+from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
 from raypfl.errors import PlacementError, RaypflError
 from raypfl.records.manifest import Part
@@ -88,12 +89,12 @@ class _Hub:
         )
         return opening, *(own._replace(down=encode(own.down)) for own in work)
 
-    def close(self, *uploads: Sequence[Upload]) -> float:
+    def close(self, *uploads: Sequence[Upload]) -> Closing:
         return self.hub.close(
             [upload._replace(up=decode(upload.up, self.device)) for own in uploads for upload in own]
         )
 
-    def save(self, building: Path) -> Part:
+    def save(self, building: Path) -> list[Part]:
         return self.hub.save(building)
 
     def restore(self, checkpoint: Path | None) -> None:
@@ -178,26 +179,21 @@ class RayEngine:
         self._begin()
 
     def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
-        opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
-        done = [
-            host.work.options(num_returns=2).remote(own)
-            for host, own in zip(self._crew.hosts, work, strict=True)
-        ]
-        uploads = [own for own, _ in done]
-        closing = self._crew.hub.close.remote(*uploads)
-        # Hosts first: an error of a client is the one to show, not its echo at the hub.
-        *reports, opened, closing_seconds = _results(
-            [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
-        )
-        return RoundReport(
-            [block for report in reports for block in report.clients],
-            [opened.traffic, *(report.traffic for report in reports)],
-            opened.diagnostics,
-            opened.participants,
-            opened.seconds + closing_seconds,
-            max(report.evaluation_seconds for report in reports),
-            max(report.seconds for report in reports),
-        )
+        steps: list[StepReport] = []
+        while not steps or steps[-1].opening.more:
+            opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
+            done = [
+                host.work.options(num_returns=2).remote(own)
+                for host, own in zip(self._crew.hosts, work, strict=True)
+            ]
+            uploads = [own for own, _ in done]
+            closing = self._crew.hub.close.remote(*uploads)
+            # Hosts first: an error of a client is the one to show, not its echo at the hub.
+            *reports, opened, closed = _results(
+                [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
+            )
+            steps.append(StepReport(opened, reports, closed))
+        return round_report(steps, clock=self._world.config.clock is not None, over_hosts=max)
 
     def evaluate(self, round: int) -> RoundReport:
         opening, *work = self._open(round + 1, False, True, False)
@@ -217,7 +213,8 @@ class RayEngine:
         where = building.absolute()
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
-        return _results([self._crew.hub.save.remote(where), *parts])
+        hub, *saved = _results([self._crew.hub.save.remote(where), *parts])
+        return [*hub, *saved]
 
     def restore(self, checkpoint: Path | None) -> None:
         self._begin()

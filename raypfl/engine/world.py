@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from raypfl.data import Federation, Pool
+from raypfl.engine.timing import check_clock
 from raypfl.errors import PlacementError
 from raypfl.methods import METHODS, Clients, Method
 from raypfl.models import Architecture, build
@@ -74,8 +75,14 @@ class World(NamedTuple):
         return list(torch.arange(self.num_clients).split(self.block))
 
     def sample(self, round: int) -> Tensor:
-        """The participants of a round, ascending: a uniform sample without replacement."""
+        """The clients that are selected in a round, ascending: a uniform sample without replacement.
+
+        Those who take part, unless a virtual clock has more selected than are wanted.
+        """
         count = self.config.participation.participants(self.num_clients)
+        if self.config.clock is not None:
+            # 1.1 * 10 is 11.000000000000002 in binary, and means 11.
+            count = min(ceil(self.config.clock.over_selection * count - 1e-9), self.num_clients)
         return _sample(key(self.config.seed, "participants", round), self.num_clients, count)
 
     def evaluated(self, round: int) -> Tensor:
@@ -114,6 +121,7 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     )
     cpu = torch.device("cpu")
     world.method().check(world.network(cpu), world.clients(cpu), config.training)
+    check_clock(world)
     return world
 
 

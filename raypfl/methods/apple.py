@@ -46,7 +46,7 @@ from torch import Tensor
 
 from raypfl.algebra import replace_rows, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan
+from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
 from raypfl.methods.pools import peer_messages, pool_of
 from raypfl.methods.requirements import require_fresh_momentum
 from raypfl.methods.start import common_start
@@ -127,6 +127,9 @@ class APPLE(Method[Config, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_fresh_momentum(training, self.config.name)
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.num_weights)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)[:, net.weights]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -81,6 +82,8 @@ class Plan(NamedTuple):
     """Who hears whom, of all N clients, where there is no server; edges among participants only."""
     senders: Tensor | None = None
     """Those of `ids` who upload and are aggregated, where others only train: client ids, int64."""
+    all_sizes: Tensor | None = None
+    """Training samples of all N clients, where there is no server, int64 `[N]`."""
 
     @property
     def uploads(self) -> Tensor:
@@ -93,9 +96,12 @@ class Plan(NamedTuple):
         """The plan as far as it is about those who upload, in the order of `ids`."""
         if self.senders is None:
             return self
-        here = self.uploads
+        return self.among(self.uploads)._replace(senders=None)
+
+    def among(self, here: Tensor) -> Plan:
+        """The plan as far as it is about some of `ids`, bool `[S]`; the graph still says all that it said."""
         peers = None if self.peers is None else self.peers[here]
-        return Plan(self.round, self.ids[here], self.sizes[here], peers, self.graph)
+        return self._replace(ids=self.ids[here], sizes=self.sizes[here], peers=peers)
 
 
 class Message(NamedTuple):
@@ -133,6 +139,10 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
             participants receive.
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
+        without_server: messages go from client to client, and `aggregate` only publishes.
+        by_turns: participants may also have their turns one after another (Gauss-Seidel, own pace): a plan
+            may then have fewer `ids` than its graph has receivers, `download` gives their rows of what it
+            would give to all, and `aggregate` publishes theirs alone.
         summary: one line for lists.
         variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
             beside the defaults.
@@ -145,6 +155,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     pools: ClassVar[dict[str, str]] = {}
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     personal_models: ClassVar[bool] = False
+    without_server: ClassVar[bool] = False
+    by_turns: ClassVar[bool] = False
     summary: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -171,7 +183,25 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
 
     def passes(self, training: TrainingConfig, samples: int) -> float:
         """How often a local update goes over a client's `samples`: the epochs that `cost` speaks of."""
-        return training.epochs
+        if training.steps is None:
+            return training.epochs
+        return training.steps / ceil(samples / training.batch_size)
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor | None:
+        """Bytes that each of some clients uploads in a round, int64 `[K]`; None if only training tells.
+
+        What `sent_up` will count; a server's dead-line has to know it before anybody trains.
+        """
+        return None
+
+    @property
+    def snapshot(self) -> frozenset[str]:
+        """Fields of the hub that are read as they were when the round began.
+
+        For participants who have their turns one after another (Gauss-Seidel); of other fields they get what
+        is newest.
+        """
+        return frozenset()
 
     @abstractmethod
     def init_hub(self, net: Network, clients: Clients) -> HubT:
@@ -262,6 +292,11 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         return [
             message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)
         ]
+
+
+def same_for_all(net: Network, clients: Clients, values: int) -> Tensor:
+    """`upload_bytes` of methods whose clients all upload so many numbers of the network's dtype."""
+    return torch.full_like(clients.ids, values * net.dtype.itemsize)
 
 
 def _fields(

@@ -33,7 +33,7 @@ from raypfl.algebra import (
     weighted_mean,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -98,6 +98,9 @@ class FedCAC(Method[Config, Hub, State, Down, Up]):
 
     def cost(self) -> float:
         return AS_FEDAVG
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.num_weights) - (-net.num_weights // 8)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from raypfl.algebra import replace_rows, row_distances, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan
+from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
 from raypfl.methods.pools import peer_messages, pool_of
 from raypfl.methods.start import common_start
 from raypfl.rng import key, numpy_generator
@@ -129,6 +129,10 @@ class FedFomo(Method[Config, Hub, State, Down, Up]):
     shared = frozenset({"models", "statistics"})
     pools = {"models": "place", "statistics": "place"}
     summary = "FedFomo: others' models weighed by their gain on own validation samples"
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        scores = min(self.config.num_models, len(clients.sizes_of_all))
+        return same_for_all(net, clients, net.shared.stop + scores)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)

@@ -45,7 +45,7 @@ from raypfl.algebra import (
     weighted_mean,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan
+from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
 from raypfl.methods.feature_statistics import extracted, feature_sums, kept, mean_centroids, num_features
 from raypfl.methods.fedrep import on_features
 from raypfl.methods.requirements import require_linear_head
@@ -168,6 +168,13 @@ class FedPAC(Method[Config, Hub, State, Down, Up]):
     def cost(self) -> float:
         """Five epochs of the extractor, with one of the head and two passes without gradients beside them."""
         return 1.4
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        classes = clients.label_counts.shape[1]
+        features = num_features(net, classes)
+        body_and_head = net.body.stop - net.body.start + net.head.stop - net.head.start
+        alike = same_for_all(net, clients, body_and_head + classes * features + 1)
+        return alike + (clients.label_counts > 0).sum(1) * features * net.dtype.itemsize
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)

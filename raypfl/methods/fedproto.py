@@ -118,6 +118,13 @@ class FedProto(Method[Config, Hub, State, Down, Up]):
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
 
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        features = num_features(net, clients.label_counts.shape[1])
+        a_class = features * net.dtype.itemsize
+        if self.config.proto_weight == "count":
+            a_class += clients.label_counts.dtype.itemsize
+        return (clients.label_counts > 0).sum(1) * a_class
+
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         num_classes = clients.label_counts.shape[1]
         nothing = torch.zeros(1, num_classes, num_features(net, num_classes), dtype=net.dtype)

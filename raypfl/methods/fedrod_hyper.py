@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import Clients, Method, Plan, same_for_all
 from raypfl.methods.fedrod import log_prior, two_losses
 from raypfl.methods.requirements import require_fresh_momentum, require_linear_head
 from raypfl.methods.start import common_start
@@ -85,6 +85,11 @@ class FedRoDHyper(Method[Config, Hub, State, Down, Up]):
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
         require_fresh_momentum(training, self.config.name)
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        hidden, head = self.config.hidden, net.head.stop - net.head.start
+        omega = hidden * (clients.label_counts.shape[1] + 1) + head * (hidden + 1)
+        return same_for_all(net, clients, net.shared.stop + omega)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         hidden, num_classes = self.config.hidden, clients.label_counts.shape[1]

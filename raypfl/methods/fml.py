@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Answer, Clients, Method, Model, Plan
+from raypfl.methods.contract import Answer, Clients, Method, Model, Plan, same_for_all
 from raypfl.methods.mutual import Point, Side
 from raypfl.methods.personal import answer_of_own, own_network, personal_start, run_by_architecture
 from raypfl.methods.requirements import require_fresh_momentum
@@ -90,6 +90,9 @@ class FML(Method[Config, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_fresh_momentum(training, "fml")
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.shared.stop)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Model, Plan, Point
+from raypfl.methods.contract import Clients, Method, Model, Plan, Point, same_for_all
 from raypfl.methods.start import common_start
 from raypfl.training import Network
 
@@ -66,6 +66,9 @@ class GlobalModel(Method[ConfigT, Hub, StateT, Down, Up]):
     hub_type = Hub
     shared = frozenset({"w", "statistics"})
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "pre")
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.shared.stop)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)

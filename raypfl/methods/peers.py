@@ -86,6 +86,7 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
     """
 
     default_topology: ClassVar[TopologyConfig] = KOut()
+    without_server = True
     reported = ("personalised", "pre")
 
     @property
@@ -107,7 +108,7 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
         there &= topology.active(self.topology, num_peers, round, self.seed)
         ids = there.nonzero()[:, 0].to(clients.ids.device)
         graph = self.graph(hub, num_peers, round).induced(there)
-        return Plan(round, ids, clients.sizes[ids], graph=graph)
+        return Plan(round, ids, clients.sizes[ids], graph=graph, all_sizes=clients.sizes)
 
     def graph(self, hub: HubT, num_peers: int, round: int) -> Graph:
         """Who would hear whom if everyone were there."""
@@ -138,6 +139,7 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
 
     hub_type = Published
     state_type = State
+    by_turns = True
 
     @abstractmethod
     def published(self, net: Network) -> slice:
@@ -184,8 +186,10 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
 
 
 def sizes_of_all(plan: Plan) -> Tensor:
-    """Training samples of each of N peers, int64 `[N]` on the CPU; 1 for those that are away."""
+    """Training samples of each of N peers, int64 `[N]` on the CPU; 1 where the plan does not say."""
     assert plan.graph is not None
+    if plan.all_sizes is not None:
+        return plan.all_sizes.cpu()
     sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
     sizes[plan.ids.cpu()] = plan.sizes.cpu()
     return sizes

@@ -31,7 +31,7 @@ from torch import Tensor
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
 from raypfl.methods.beyond import towards
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import Clients, Method, Plan, same_for_all
 from raypfl.methods.scope import UpdateScope, plan_in_scope
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, TrainingConfig, cross_entropy
@@ -129,6 +129,9 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
     def passes(self, training: TrainingConfig, samples: int) -> float:
         batches = self.config.local_batches
         return training.epochs if batches is None else batches / ceil(samples / training.batch_size)
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.shared.stop)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())

@@ -43,7 +43,7 @@ from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
 from raypfl.errors import ConfigError
 from raypfl.methods.beyond import towards
-from raypfl.methods.contract import Answer, Clients, Method, Model, Plan
+from raypfl.methods.contract import Answer, Clients, Method, Model, Plan, same_for_all
 from raypfl.methods.mutual import Point, Side
 from raypfl.methods.personal import (
     answer_of_own,
@@ -148,6 +148,9 @@ class PFML(Method[Config, Hub, State, Down, Up]):
                 f"method.aux = {self.config.aux!r} starts the auxiliary model at the shared one, which has "
                 "another architecture with personal_model. Use aux 'persist', or no personal_model."
             )
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.shared.stop)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raypfl.algebra import pairwise_distances, pull_together, replace_rows, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -52,6 +52,9 @@ class Published(Method[ConfigT, Hub, State, DownT, Up]):
 
     hub_type = Hub
     state_type = State
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.num_weights)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
 from raypfl.methods.requirements import require_split
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, TrainingConfig
@@ -66,6 +66,9 @@ class SharedExtractor(Method[ConfigT, Hub, State, Down, Up]):
 
     def cost(self) -> float:
         return AS_FEDAVG
+
+    def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
+        return same_for_all(net, clients, net.body.stop - net.body.start)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.body].clone())

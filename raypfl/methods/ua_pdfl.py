@@ -30,7 +30,9 @@ A peer whose model is not finite publishes no answer (NaN): it is missing for ev
 
 Same as: `peer_fedper` with tau = -1, mu = 0; `peer_fedavg` with use_cd = false, mu = 0 and every peer
 close.
-Not here: keeping the affine parameters of normalisation layers at home, visiting peers one after another.
+Peers that train one after another within a round (`clock.order`) hear the newest models, but decide by the
+answers of the round's start, as the released code does.
+Not here: keeping the affine parameters of normalisation layers at home.
 """
 
 # N peers, S of them there in a round, K of a cohort; P columns that travel, O logits, A features, Q heard.
@@ -184,7 +186,13 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
     Config = Config
     hub_type = Published
     state_type = State
+    by_turns = True
     summary = "UA-PDFL: peers share heads, extractors or whole models by answers to one input"
+
+    @property
+    def snapshot(self) -> frozenset[str]:
+        """Answers, and so all decisions; with `samplesize_peers` peers run each other's newest extractors."""
+        return frozenset({"u", "a"} if self.config.aux_avg == "uniform_self" else {"u"})
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         super().check(net, clients, training)
@@ -261,14 +269,12 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
         wanted_E = torch.where(pick[graph.receivers] == NOBODY, mixed, dropped)
 
         heard_N = plan.graph.num_peers
-        place = torch.full((heard_N,), -1)
-        place[plan.ids.cpu()] = torch.arange(len(plan.ids))
         code = plan.graph.receivers * heard_N + plan.graph.sources
         at = torch.searchsorted(code, graph.receivers * heard_N + graph.sources)
         within = at - plan.graph.offsets[graph.receivers]
-        asked = torch.zeros(len(plan.ids), int(plan.graph.degree.max()), dtype=torch.int8)
-        asked[place[graph.receivers], within] = wanted_E.to(torch.int8)
-        return asked
+        asked = torch.zeros(heard_N, int(plan.graph.degree.max()), dtype=torch.int8)
+        asked[graph.receivers, within] = wanted_E.to(torch.int8)
+        return asked[plan.ids.cpu()]
 
     def diagnose(self, net: Network, hub: Published, plan: Plan, down: Down) -> dict[str, float]:
         """What was decided, from the second round on: in the first, models have not learnt anything.

@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON, whole or absent.
 
     checkpoints/round-000010/   hub.safetensors   state-*.safetensors   manifest.json
+                                clock.safetensors where there is a virtual clock
 
 A checkpoint is built in a hidden folder (`begin`), where the hub and every host write their own part
 (`write_part`), each in its own process. `commit` writes the manifest last and then gives the folder its
@@ -13,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -29,6 +31,7 @@ from raypfl.records.files import storage_errors, sync, write_text
 from raypfl.records.manifest import Manifest, Part
 
 HUB = "hub"
+CLOCK = "clock"
 MANIFEST = "manifest.json"
 IDS = "_ids"  # no field of a NamedTuple can have this name
 
@@ -80,6 +83,15 @@ def write_part(building: Path, name: str, rows: RowsT, ids: Tensor | None = None
         save_file(_separate(tensors), path)
         sync(path)
     return Part(file=path.name, bytes=path.stat().st_size, sha256=_sha256(path))
+
+
+def write_clock(building: Path, state: Mapping[str, Tensor]) -> Part:
+    """Write what a virtual clock goes on from: tensors by name.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    return write_part(building, CLOCK, namedtuple("State", state)(**state))
 
 
 def commit(building: Path, manifest: Manifest, parts: Sequence[Part]) -> Path:
@@ -149,6 +161,16 @@ def read_hub(folder: Path, like: type[RowsT]) -> RowsT:
         return like(*(part.get_tensor(field) for field in _fields(like)))
 
 
+def read_clock(folder: Path) -> dict[str, Tensor]:
+    """What `write_clock` wrote, on the CPU.
+
+    Raises:
+        CheckpointError: the part is missing or unreadable.
+    """
+    with _opened(folder, f"{CLOCK}.safetensors") as part:
+        return {name: part.get_tensor(name) for name in part.keys()}  # noqa: SIM118 - not a mapping
+
+
 def read_rows(folder: Path, ids: Tensor, like: type[RowsT]) -> RowsT:
     """Rows of the given clients, in that order, from whatever parts hold them, on the CPU.
 
@@ -167,7 +189,8 @@ def read_rows(folder: Path, ids: Tensor, like: type[RowsT]) -> RowsT:
     """
     result: dict[str, Tensor] = {}
     found = torch.zeros(len(ids), dtype=torch.bool)
-    for file in (part.file for part in _manifest(folder).parts if part.file != f"{HUB}.safetensors"):
+    others = {f"{HUB}.safetensors", f"{CLOCK}.safetensors"}
+    for file in (part.file for part in _manifest(folder).parts if part.file not in others):
         with _opened(folder, file) as part:
             _check_fields(folder, set(part.keys()) - {IDS}, like)
             at_source, at_result = _matches(part.get_tensor(IDS), ids)

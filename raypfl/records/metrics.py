@@ -1,4 +1,4 @@
-"""The numbers of a run: three Parquet tables that can be read while the run goes on.
+"""The numbers of a run: Parquet tables that can be read while the run goes on.
 
 | file | one row for |
 |---|---|
@@ -6,6 +6,7 @@
 | `rounds.parquet` | round, point, model, split: statistics over clients, traffic and seconds of that round |
 | `traffic.parquet` | message of the simulated system |
 | `diagnostics.parquet` | number that a method gives of its server step, where they are asked for |
+| `clock.parquet` | iteration of a client and, as client -1, round of all, in virtual time |
 
 Round t is the state after t server updates. Point `post` of round t is after its local training; point
 `pre` of round t is the model as received after it, known only when round t + 1 begins. Every round has the
@@ -86,6 +87,19 @@ TRAFFIC_SCHEMA = pa.schema(
     ]
 )
 DIAGNOSTICS_SCHEMA = pa.schema([*RUN_FIELDS, ("name", TEXT), ("value", pa.float64())])
+CLOCK_SCHEMA = pa.schema(
+    [
+        *RUN_FIELDS,
+        ("client", pa.int32()),
+        ("iteration", pa.int32()),
+        ("start", pa.float64()),
+        ("end", pa.float64()),
+        ("outcome", TEXT),
+        ("heard", pa.int32()),
+        ("staleness", pa.float64()),
+        ("staleness_max", pa.int32()),
+    ]
+)
 GROUP = ("round", "point", "model", "split")
 
 MINIMUM_PAUSE_SECONDS = 2.0
@@ -142,6 +156,7 @@ class Metrics:
         self._rounds = table("rounds", ROUND_SCHEMA)
         self._traffic = table("traffic", TRAFFIC_SCHEMA)
         self._diagnostics = table("diagnostics", DIAGNOSTICS_SCHEMA)
+        self._times = table("clock", CLOCK_SCHEMA)
         self._costs = {0: NO_COSTS}
         self._clock = clock
         self._next_write = -np.inf
@@ -157,6 +172,7 @@ class Metrics:
         round_seconds: float,
         server_seconds: float = 0.0,
         evaluation_seconds: float = 0.0,
+        clock: Columns | None = None,
     ) -> None:
         """Record a round that is complete, and write if it is time to.
 
@@ -170,6 +186,8 @@ class Metrics:
             round_seconds: wall-clock seconds of the whole round.
             server_seconds: of these, in the hub.
             evaluation_seconds: of these, in evaluation.
+            clock: iterations that ended or began, in virtual time, if there is a clock: columns client,
+                iteration, start, end, outcome, heard, staleness, staleness_max.
         """
         messages = _joined(traffic, TRAFFIC_SCHEMA, {**self._run, "round": round})
         messages = _sorted(messages, ("src", "dst", "kind"))
@@ -187,6 +205,9 @@ class Metrics:
         self._traffic.append(messages)
         numbers: Columns = {"name": list(diagnostics), "value": list(diagnostics.values()), "round": round}
         self._diagnostics.append(_joined([numbers], DIAGNOSTICS_SCHEMA, self._run))
+        if clock is not None:
+            times = _joined([clock], CLOCK_SCHEMA, {**self._run, "round": round})
+            self._times.append(_sorted(times, ("start", "client")))
         self._add_clients(clients, training_of=round)
         self.flush()
 
@@ -228,12 +249,12 @@ class Metrics:
             last &= pc.field("split") == "train"
         for table in (self._clients, self._rounds):
             table.write(keep=(pc.field("round") < round) | ((pc.field("round") == round) & last))
-        for table in (self._traffic, self._diagnostics):
+        for table in (self._traffic, self._diagnostics, self._times):
             table.write(keep=pc.field("round") <= round)
 
     def _tables(self) -> tuple[GrowingTable, ...]:
         # Rounds come last: who reads a row there finds its clients and messages.
-        return self._traffic, self._diagnostics, self._clients, self._rounds
+        return self._traffic, self._diagnostics, self._times, self._clients, self._rounds
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
         rows = _sorted(_joined(blocks, CLIENT_SCHEMA, self._run), (*GROUP, "client"))
