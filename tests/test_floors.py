@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "models": BASE | {"raypfl.models", "raypfl.explain"},
     "data": BASE | {"raypfl.data", "raypfl.explain"},
     "topology": BASE | {"raypfl.topology"},
+    "clock": BASE | {"raypfl.clock"},
     "training": BASE | {"raypfl.training", "raypfl.models"},
     "methods": BASE | {"raypfl.methods", "raypfl.training", "raypfl.algebra", "raypfl.topology"},
 }
@@ -31,6 +32,7 @@ MAY_IMPORT = {
 OUTSIDE = {
     "algebra": PURE | {"torch"},
     "methods": PURE | {"torch", "pydantic"},
+    "clock": PURE | {"numpy", "pydantic"},
 }
 """Which packages, of the standard library too, a part may use: no files, clocks, logging or randomness."""
 
@@ -80,6 +82,7 @@ def test_imports_stay_on_their_floor(path: Path) -> None:
     [
         ("algebra", "import numpy as np", ["numpy"]),
         ("methods", "def f():\n    import time", ["time"]),
+        ("clock", "from time import perf_counter", ["time"]),
         ("methods", "from raypfl.engine import host", ["raypfl.engine", "raypfl.engine.host"]),
         ("methods", "from raypfl.training.cohort import Cohort\nfrom torch import nn", []),
         ("training", "import raypfl.methods.fedavg", ["raypfl.methods.fedavg"]),

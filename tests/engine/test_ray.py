@@ -50,6 +50,26 @@ def test_partial_participation_equals_one_process(method: str, crew: Crew, tmp_p
     assert_same_run(there, here, method)
 
 
+@pytest.mark.parametrize(
+    ("method", "clock"),
+    [
+        ("fedavg", "{compute: {name: given, values: [1, 1, 9, 1]}, deadline: 3, over_selection: 2}"),
+        ("ua_pdfl", "{order: gs_random, drop_out: 0.2, timeout: 3}"),
+        ("ua_pdfl", "{mode: async, compute: {name: lognormal, median: 1}, bandwidth: 2e3}"),
+    ],
+)
+def test_under_a_clock_two_hosts_equal_one_process(
+    method: str, clock: str, crew: Crew, tmp_path: Path
+) -> None:
+    half = "participation.fraction=0.5" if method == "fedavg" else "participation.fraction=1.0"
+    world, pool = small_world("rounds=3", half, f"clock={clock}", method=method)
+    here = drive(world, LocalEngine(world, pool), tmp_path / "local")
+    there = drive(world, RayEngine(world, share(pool), crew), tmp_path / "ray")
+    assert_same_run(there, here, method)
+    times = [raypfl.Result(path).clock().drop(columns="run") for path in (here, there)]
+    assert len(times[0]) and times[0].equals(times[1])
+
+
 def test_the_driver_gets_numbers_and_never_rows(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     world, pool = small_world()
     engine = RayEngine(world, share(pool), crew)
