@@ -12,11 +12,17 @@ from raypfl.algebra.distances import column_blocks
 BITS = 8
 
 
-def largest(score_KQ: Tensor, count: int) -> Tensor:
+def largest(score_KQ: Tensor, count: int | Tensor) -> Tensor:
     """The `count` largest entries of every row, equal ones by their place, first come first served.
 
-    Exactly `count` a row, whatever is equal: bool `[K, Q]`.
+    Exactly `count` a row, whatever is equal: bool `[K, Q]`. A tensor `[K]` holds the count of each row.
     """
+    if isinstance(count, Tensor):
+        mask_KQ = torch.empty_like(score_KQ, dtype=torch.bool)
+        for value in count.unique().tolist():
+            alike_K = count == value
+            mask_KQ[alike_K] = largest(score_KQ[alike_K], value)
+        return mask_KQ
     columns = score_KQ.shape[1]
     if count <= 0 or count >= columns:
         return torch.full_like(score_KQ, count > 0, dtype=torch.bool)
