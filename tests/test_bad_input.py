@@ -147,7 +147,7 @@ def test_the_traceback_is_there_when_asked_for(tmp_path: Path) -> None:
     assert type(result.exception).__name__ == "ConfigError"
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedrod", "fedtc"])
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedpac", "fedrod", "fedtc"])
 def test_a_method_that_splits_a_model_without_hidden_layer(tmp_path: Path, method: str) -> None:
     """Said before there is a folder: the only layer is the head."""
     result = raypfl(

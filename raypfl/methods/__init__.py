@@ -7,6 +7,7 @@ from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
 from raypfl.methods.fedcac import FedCAC
+from raypfl.methods.fedpac import FedPAC
 from raypfl.methods.fedper import FedPer
 from raypfl.methods.fedrep import FedRep
 from raypfl.methods.fedrod import FedRoD
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "per_fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "fedcac": FedCAC,
+    "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
 }

@@ -34,8 +34,8 @@ def require_linear_head(net: Network, method: str) -> None:
     require_split(net, method)
     if not net.linear_head:
         raise ConfigError(
-            f"method {method} has two heads on one extractor, each one linear layer, but model.head = "
-            f"{net.head_name!r} is more than that. Name the last linear layer in model.head."
+            f"method {method} needs a head that is one linear layer, but model.head = {net.head_name!r} is "
+            "more than that. Name the last linear layer in model.head."
         )
 
 

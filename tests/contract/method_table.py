@@ -11,6 +11,7 @@ from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
 from raypfl.methods.fedcac import Config as FedCAC
+from raypfl.methods.fedpac import Config as FedPAC
 from raypfl.methods.fedper import Config as FedPer
 from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
@@ -48,6 +49,11 @@ def body(net: Network, participants: int) -> int:
     return net.body.stop - net.body.start
 
 
+def body_and_head(net: Network, participants: int) -> int:
+    """Whatever travels of an extractor, and the parameters of a head."""
+    return body(net, participants) + net.head.stop - net.head.start
+
+
 def mask(net: Network, participants: int) -> int:
     """A bit a parameter, in whole bytes."""
     return -(-net.num_weights // 8)
@@ -56,6 +62,16 @@ def mask(net: Network, participants: int) -> int:
 def model_and_hypernetwork(net: Network, participants: int) -> int:
     """Whatever travels of a model, and a perceptron from 3 classes over 4 units to a head."""
     return net.shared.stop + 4 * (3 + 1) + (net.head.stop - net.head.start) * (4 + 1)
+
+
+def feature(net: Network, participants: int) -> int:
+    """What enters a linear head for 3 classes, for one of them."""
+    return (net.head.stop - net.head.start) // 3 - 1
+
+
+def body_head_and_statistics(net: Network, participants: int) -> int:
+    """Besides extractor and head, features of all 3 classes and a number."""
+    return body_and_head(net, participants) + 3 * feature(net, participants) + 1
 
 
 def others(net: Network, participants: int) -> int:
@@ -82,6 +98,10 @@ class Row(NamedTuple):
     down: Payload
     masks_up: Payload = nothing
     """Bytes of bit masks that a participant sends besides."""
+    up_per_class: Payload = nothing
+    """Values that a participant sends besides for each class it has samples of."""
+    down_per_class: Payload = nothing
+    """Values that it receives besides for each class that participants of the round before have."""
     away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
     extractor with its own head, the newest shared model with its own head added to that model's, or that with
@@ -180,6 +200,26 @@ TABLE = [
         PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, beta=1.5, local_batches=4, pm="w"),
         up=model,
         down=model,
+    ),
+    Row(
+        "fedpac",
+        FedPAC(head_lr=0.2),
+        up=body_head_and_statistics,
+        down=body_and_head,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own head",
+        sent_as_stored=False,
+    ),
+    Row(
+        "fedpac without alignment, all weights",
+        FedPAC(head_lr=0.2, head_epochs=2, lam=0.0, weight_eps=0.0),
+        up=body_head_and_statistics,
+        down=body_and_head,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own head",
+        sent_as_stored=False,
     ),
     Row("fedcac", FedCAC(beta=5.0), up=weights, down=weights, masks_up=mask),
     Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
+from harness import CLASSES, NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
 from method_table import TABLE
 
 from raypfl.engine.messages import encode, take
@@ -115,7 +115,13 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         "down": [(message.dst, message) for message in run.method.sent_down(run.net, plan, down)],
         "up": [(message.src, message) for message in run.method.sent_up(run.net, plan.ids, up)],
     }
+    present = (run.clients.label_counts > 0).sum(1)[plan.ids]
+    known = torch.full_like(present, CLASSES)
     masks = {"down": 0, "up": row.masks_up(run.net, len(participants))}
+    extra = {
+        "down": row.down_per_class(run.net, len(participants)) * known,
+        "up": row.up_per_class(run.net, len(participants)) * present,
+    }
     for direction, payload in {"down": row.down, "up": row.up}.items():
         values, size = Counter(), Counter()
         for client, message in sent[direction]:
@@ -123,12 +129,12 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
             size[client] += message.bytes
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
-        expected = payload(run.net, len(participants))
+        expected = payload(run.net, len(participants)) + extra[direction]
         packed = masks[direction]
-        assert [values[client] for client in participants] == [expected + packed] * len(participants)
+        assert [values[client] for client in participants] == (expected + packed).tolist()
         assert set(values) <= set(participants)
         total = expected * run.net.dtype.itemsize + packed
-        assert [size[client] for client in participants] == [total] * len(participants)
+        assert [size[client] for client in participants] == total.tolist()
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.sent_as_stored], ids=lambda row: row.name)

@@ -142,7 +142,7 @@ def test_a_head_that_is_more_than_one_linear_layer_is_refused(make_toy):
     """The sum of two such heads is no head."""
     model = MLP(hidden=(4, 3))
     net = Network(lambda: build(model, (4,), 3).module, "fc2")
-    with pytest.raises(ConfigError, match="fedrod has two heads .* model.head = 'fc2' is more than that"):
+    with pytest.raises(ConfigError, match="fedrod needs a head .* model.head = 'fc2' is more than that"):
         METHOD.check(net, make_toy().clients, MINI_BATCHES)
     with pytest.raises(ConfigError, match="covers every layer"):
         METHOD.check(make_toy().net, make_toy().clients, MINI_BATCHES)
