@@ -3,6 +3,7 @@
 from typing import Any
 
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.dfedavgm import DFedAvgM
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
 from raypfl.methods.fedavg import FedAvg
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
+    "dfedavgm": DFedAvgM,
 }
 
 __all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]

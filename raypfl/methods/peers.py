@@ -113,6 +113,13 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
         """Who would hear whom if everyone were there."""
         return topology.sample(self.topology, num_peers, round, self.seed)
 
+    def weights(self, plan: Plan) -> Mixing:
+        """`A`, rows of all N peers; those that are away keep their own."""
+        assert plan.graph is not None
+        sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
+        sizes[plan.ids.cpu()] = plan.sizes.cpu()
+        return topology.mixing(self.topology, plan.graph, sizes)
+
     def starts(self, net: Network, ids: Tensor) -> Tensor:
         """The models of some peers before the first round, `[len(ids), width]`."""
         if self.config.init == "common":
@@ -141,13 +148,6 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
     @abstractmethod
     def kind(self) -> str:
         """What the ledger calls a message of these columns."""
-
-    def weights(self, plan: Plan) -> Mixing:
-        """`A`, rows of all N peers; those that are away keep their own."""
-        assert plan.graph is not None
-        sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
-        sizes[plan.ids.cpu()] = plan.sizes.cpu()
-        return topology.mixing(self.topology, plan.graph, sizes)
 
     def init_hub(self, net: Network, clients: Clients) -> Published:
         return Published(self.starts(net, clients.ids)[:, self.published(net)].clone())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
+from raypfl.methods.dfedavgm import Config as DFedAvgM
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
@@ -89,6 +91,21 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
+def plain_models_heard(net: Network, participants: int) -> int:
+    """Whatever travels of a model, of everyone else."""
+    return (participants - 1) * net.shared.stop
+
+
+def statistics_heard(net: Network, participants: int) -> int:
+    """The running statistics that travel, of everyone else."""
+    return (participants - 1) * (net.shared.stop - net.num_weights)
+
+
+def bytes_quantised(net: Network, participants: int) -> int:
+    """A scale and 8 bits a parameter, of everyone else."""
+    return (participants - 1) * (net.dtype.itemsize + net.num_weights)
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -98,6 +115,8 @@ class Row(NamedTuple):
     down: Payload
     masks_up: Payload = nothing
     """Bytes of bit masks that a participant sends besides."""
+    packed_down: Mapping[str, Payload] = MappingProxyType({})
+    """Bytes that a participant receives besides in messages of a kind whose values are packed to bits."""
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
@@ -125,6 +144,8 @@ class Row(NamedTuple):
 
 FULL = Full(weights="samplesize")
 """Everyone hears everyone: no draw that belongs to a client's label."""
+EVEN = Full(weights="uniform")
+"""The same, with a matrix that is symmetric whatever the sizes."""
 PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
 
 TABLE = [
@@ -225,4 +246,20 @@ TABLE = [
     Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),
     Row("peer_fedavg kept momentum", PeerFedAvg(topology=FULL), down=models_heard, momentum="keep", **PEERS),
     Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
+    Row("dfedavgm", DFedAvgM(topology=EVEN), down=plain_models_heard, **PEERS),
+    Row("dfedavgm kept momentum", DFedAvgM(topology=EVEN), down=plain_models_heard, momentum="keep", **PEERS),
+    Row(
+        "dfedavgm quantised as the paper",
+        DFedAvgM(topology=EVEN, quant="paper"),
+        down=statistics_heard,
+        packed_down={"quant": bytes_quantised},
+        **PEERS,
+    ),
+    Row(
+        "dfedavgm quantised replicas",
+        DFedAvgM(topology=EVEN, quant="replica"),
+        down=statistics_heard,
+        packed_down={"quant": bytes_quantised},
+        **PEERS,
+    ),
 ]

@@ -138,10 +138,14 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
     participants = {client for (_, client, _, _, split) in found.records if split == "train"}
     assert len(participants) == N // 2
     sent = Counter()
+    packed = Counter()
     masks = 0
     for src, dst, kind, values, size in found.messages:
-        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values))
         assert {src, dst} - {-1} <= participants
+        if kind in row.packed_down:
+            packed[kind] += size
+            continue
+        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values))
         if size == values:
             assert dst == -1
             masks += values
@@ -154,6 +158,7 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
         # Nothing for classes: there was no round before the first.
         "down": torch.full_like(present, row.down(net, N // 2)),
     }
+    assert packed == {kind: size(net, N // 2) * (N // 2) for kind, size in row.packed_down.items()}
     assert masks == row.masks_up(net, N // 2) * (N // 2)
     assert sent == {way: int(values.sum()) for way, values in payload.items() if values.any()}
 

@@ -123,10 +123,13 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         "up": row.up_per_class(run.net, len(participants)) * present,
     }
     for direction, payload in {"down": row.down, "up": row.up}.items():
-        values, size = Counter(), Counter()
+        values, size, packed_size = Counter(), Counter(), Counter()
         for client, message in sent[direction]:
-            values[client] += message.values
-            size[client] += message.bytes
+            if message.kind in row.packed_down:
+                packed_size[client, message.kind] += message.bytes
+            else:
+                values[client] += message.values
+                size[client] += message.bytes
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
         expected = payload(run.net, len(participants)) + extra[direction]
@@ -135,6 +138,15 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
         assert set(values) <= set(participants)
         total = expected * run.net.dtype.itemsize + packed
         assert [size[client] for client in participants] == total.tolist()
+        heard = row.packed_down.items() if direction == "down" else ()
+        assert packed_size == Counter(
+            {
+                (client, kind): size
+                for kind, payload in heard
+                for client in participants
+                if (size := payload(run.net, len(participants)))
+            }
+        )
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.sent_as_stored], ids=lambda row: row.name)
