@@ -3,6 +3,7 @@
 from typing import Any
 
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.criticalfl import CriticalFL
 from raypfl.methods.dfedavgm import DFedAvgM
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
@@ -39,6 +40,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
     "dfedavgm": DFedAvgM,
+    "criticalfl": CriticalFL,
 }
 
 __all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
+from raypfl.methods.criticalfl import Config as CriticalFL
 from raypfl.methods.dfedavgm import Config as DFedAvgM
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
@@ -25,7 +26,7 @@ from raypfl.methods.peer_fedavg import Config as PeerFedAvg
 from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
-from raypfl.topology import Full
+from raypfl.topology import Full, KOut
 from raypfl.training import Network
 
 Payload = Callable[[Network, int], int]
@@ -106,6 +107,22 @@ def bytes_quantised(net: Network, participants: int) -> int:
     return (participants - 1) * (net.dtype.itemsize + net.num_weights)
 
 
+def models_and_norms_heard(net: Network, participants: int) -> int:
+    """Besides models and numbers of samples a number of each."""
+    return models_heard(net, participants) + participants - 1
+
+
+def fifths_and_norms_heard(net: Network, participants: int) -> int:
+    """The same with a fifth of the parameters: those not below four fifths of the way to the last."""
+    left_out = -(-4 * (net.num_weights - 1) // 5)
+    return models_and_norms_heard(net, participants) - (participants - 1) * left_out
+
+
+def masks_heard(net: Network, participants: int) -> int:
+    """A bit a parameter in whole bytes, of everyone else."""
+    return (participants - 1) * mask(net, participants)
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -146,6 +163,8 @@ FULL = Full(weights="samplesize")
 """Everyone hears everyone: no draw that belongs to a client's label."""
 EVEN = Full(weights="uniform")
 """The same, with a matrix that is symmetric whatever the sizes."""
+EVERYONE = KOut(k=100)
+"""The same as `FULL`, for a method that draws for itself."""
 PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
 
 TABLE = [
@@ -248,6 +267,21 @@ TABLE = [
     Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
     Row("dfedavgm", DFedAvgM(topology=EVEN), down=plain_models_heard, **PEERS),
     Row("dfedavgm kept momentum", DFedAvgM(topology=EVEN), down=plain_models_heard, momentum="keep", **PEERS),
+    Row("criticalfl", CriticalFL(topology=EVERYONE), down=models_and_norms_heard, **PEERS),
+    Row(
+        "criticalfl kept momentum, clipped",
+        CriticalFL(topology=EVERYONE, rule="paper", clip=0.5),
+        down=models_and_norms_heard,
+        momentum="keep",
+        **PEERS,
+    ),
+    Row(
+        "criticalfl sparse",
+        CriticalFL(topology=EVERYONE, sparse_upload=True),
+        down=fifths_and_norms_heard,
+        packed_down={"mask": masks_heard},
+        **PEERS,
+    ),
     Row(
         "dfedavgm quantised as the paper",
         DFedAvgM(topology=EVEN, quant="paper"),
