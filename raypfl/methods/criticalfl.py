@@ -191,9 +191,10 @@ class CriticalFL(Peers[Config, Hub, State, Down, Up]):
         own = matrix.rows == matrix.columns
 
         def part(chosen: Tensor) -> Csr:
-            ends = (matrix.rows[chosen], matrix.columns[chosen], matrix.values[chosen])
-            pairs = csr_from_pairs(*(end.to(hub.w.device) for end in ends), matrix.num_peers)
-            return csr_take(pairs, plan.ids)
+            rows, columns, values = (
+                field[chosen].to(hub.w.device) for field in (matrix.rows, matrix.columns, matrix.values)
+            )
+            return csr_take(csr_from_pairs(rows, columns, values, matrix.num_peers), plan.ids)
 
         return Down(masked_mean(part(~own), hub.w, sent, whole=part(own)), hub.critical[None])
 
@@ -205,8 +206,8 @@ class CriticalFL(Peers[Config, Hub, State, Down, Up]):
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net, training = cohort.net, cohort.training
         before = self.personalised(net, state, down)
-        clip = self.config.clip
-        cap = NORM_CAP if clip is None else min(clip, NORM_CAP)
+        clip = math.inf if self.config.clip is None else self.config.clip
+        cap = min(clip, NORM_CAP)
 
         def measure(g_kP: Tensor, batch: Batch) -> Tensor:
             return norms(g_kP).clamp(max=cap).square()
@@ -215,7 +216,7 @@ class CriticalFL(Peers[Config, Hub, State, Down, Up]):
             # The 1e-6 is of torch's clip_grad_norm_, which the released code calls.
             g_kP.mul_((clip / (norms(g_kP) + 1e-6)).clamp(max=1.0).to(g_kP.dtype)[:, None])
 
-        hook = None if clip is None else cut
+        hook = cut if clip < math.inf else None
         w, _, total = cohort.fit(before, cross_entropy, measure=measure, on_gradient=hook)
         f = training.optimizer.lr * training.decay(cohort.round) * total / training.epochs
         published = w[:, net.shared].clone()
@@ -322,4 +323,5 @@ def heard_mean(f_N: Tensor, plan: Plan) -> Tensor:
 
 def norms(g_kP: Tensor) -> Tensor:
     """Of each client's gradient, float64 `[k]`."""
-    return torch.linalg.vector_norm(g_kP, dim=1, dtype=torch.float64)
+    found: Tensor = torch.linalg.vector_norm(g_kP, dim=1, dtype=torch.float64)
+    return found

@@ -156,13 +156,13 @@ class DFedAvgM(Peers[Config, Hub, State, Down, Up]):
                 f"{why}method.init = independent leaves nothing to start the copies from. Use init common."
             )
 
-    def weights(self, plan: Plan) -> Mixing:
+    def weights(self, plan: Plan, graph: Graph | None = None) -> Mixing:
         """`A`; asked again whenever the graph differs or peers are away.
 
         Raises:
             ConfigError: the weights are not symmetric among those who are there.
         """
-        matrix = super().weights(plan)
+        matrix = super().weights(plan, graph)
         require_symmetric_doubly_stochastic(matrix, static=False)
         return matrix
 

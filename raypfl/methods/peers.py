@@ -113,12 +113,11 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
         """Who would hear whom if everyone were there."""
         return topology.sample(self.topology, num_peers, round, self.seed)
 
-    def weights(self, plan: Plan) -> Mixing:
-        """`A`, rows of all N peers; those that are away keep their own."""
-        assert plan.graph is not None
-        sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
-        sizes[plan.ids.cpu()] = plan.sizes.cpu()
-        return topology.mixing(self.topology, plan.graph, sizes)
+    def weights(self, plan: Plan, graph: Graph | None = None) -> Mixing:
+        """`A` over the plan's graph or a part of it, rows of all N peers; who hears nobody keeps its own."""
+        graph = graph or plan.graph
+        assert graph is not None
+        return topology.mixing(self.topology, graph, sizes_of_all(plan))
 
     def starts(self, net: Network, ids: Tensor) -> Tensor:
         """The models of some peers before the first round, `[len(ids), width]`."""
@@ -182,6 +181,14 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
     def sent_down(self, net: Network, plan: Plan, down: Down) -> list[Message]:
         values = down.w.shape[1]
         return heard(plan, {self.kind: (values, values * down.w.element_size()), "meta": (1, SIZE_BYTES)})
+
+
+def sizes_of_all(plan: Plan) -> Tensor:
+    """Training samples of each of N peers, int64 `[N]` on the CPU; 1 for those that are away."""
+    assert plan.graph is not None
+    sizes = torch.ones(plan.graph.num_peers, dtype=torch.int64)
+    sizes[plan.ids.cpu()] = plan.sizes.cpu()
+    return sizes
 
 
 def gossip(mixing: Mixing, w: Tensor, ids: Tensor) -> Tensor:

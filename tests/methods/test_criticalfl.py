@@ -89,8 +89,8 @@ def test_at_its_maximum_once_it_only_falls():
         return value
 
     found = pulled(growing_falling_growing, 40, window=1, warmup=0)
-    assert found[:14] == [5, 5, 10, 10, 20, 20, *[22] * 8]
-    assert found[14:20] == [11, 11, 6, 6, 5, 5] and set(found[20:]) == {5}
+    assert found[:16] == [5, 5, 10, 10, 20, 20, *[22] * 10]
+    assert found[16:22] == [11, 11, 6, 6, 5, 5] and set(found[22:]) == {5}
 
 
 def test_a_single_value_is_compared_where_the_window_is_one():
