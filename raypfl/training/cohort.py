@@ -33,6 +33,7 @@ from raypfl.training.optim import SGD, Moments
 
 Objective = Callable[..., Tensor]
 Hook = Callable[..., None]
+Measure = Callable[[Tensor, Batch], Tensor]
 Split = Literal["train", "validation", "test"]
 
 PASS_BATCH = 1000
@@ -46,6 +47,8 @@ class Fit(NamedTuple):
     """Rows `[K, width]`."""
     moments: Moments
     """The optimizer's memory, rows in the same order."""
+    measured: Tensor
+    """What `measure` found, summed over the steps of each client, float64 `[K]`; zeros without it."""
 
 
 class ClientData(NamedTuple):
@@ -134,6 +137,7 @@ class Cohort:
         moments: Moments | None = None,
         on_gradient: Hook | None = None,
         after_step: Hook | None = None,
+        measure: Measure | None = None,
         purpose: str = "batches",
     ) -> Fit:
         """Train every client from its row of `w` by mini-batch steps on `objective`.
@@ -153,6 +157,8 @@ class Cohort:
             moments: the optimizer's memory; if absent it is fresh, or the clients' kept velocity.
             on_gradient: `on_gradient(g, batch, *rows)` before a step; may change the gradients `[k, P]`.
             after_step: `after_step(w, batch, *rows)` after a step; may change the trained columns `[k, P]`.
+            measure: `measure(g, batch) -> [k]`, a number of each client's gradient at every step, as it is
+                before `on_gradient`; the sums are in the result.
             purpose: name of the keys of shuffles and random layers.
         """
         net = self.net
@@ -166,6 +172,7 @@ class Cohort:
             rho=0.0 if pull is None else pull[0],
             on_gradient=on_gradient,
             after_step=after_step,
+            measure=measure,
             purpose=purpose,
         )
         kept = self.velocity if moments is None and isinstance(chosen, SGD) and chosen.momentum else None
@@ -174,12 +181,12 @@ class Cohort:
         if kept is not None:
             moments = moments._replace(first=kept[:, loop.columns])
         anchor = w.new_zeros(1, 0) if pull is None else pull[1]
-        w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
+        w, *memory, losses, measured = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
         self.losses = losses
         if kept is not None:
             self.velocity = kept.clone()
             self.velocity[:, loop.columns] = memory[0]
-        return Fit(w, Moments(*memory))
+        return Fit(w, Moments(*memory), measured)
 
     def run(
         self,
@@ -255,8 +262,7 @@ class Cohort:
         own, indices = gather(self.data.pool, self.data.train)
         size = self.training.batch_size if batch_size is None else batch_size
         if first is None:
-            draws = [key(self.seed, purpose, self.round, client) for client in ids]
-            schedules = shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short)
+            schedules = shuffled(indices, self.keys(purpose), count, size, steps=steps, drop_short=drop_short)
         else:
             assert steps is not None and not drop_short
             schedules = continued(
@@ -268,6 +274,10 @@ class Cohort:
             )
         coupled = any(net.coupled for net in (self.net, *self.net.personal))
         return steps_of(together(schedules), own, pad=not coupled)
+
+    def keys(self, purpose: str) -> list[int]:
+        """The key of each client's draws for a purpose in this round."""
+        return [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
 
     def pass_over(
         self,
@@ -407,6 +417,7 @@ class _Loop(NamedTuple):
     rho: float
     on_gradient: Hook | None
     after_step: Hook | None
+    measure: Measure | None
     purpose: str
 
     def train(
@@ -425,6 +436,7 @@ class _Loop(NamedTuple):
         memory = Moments(first.clone(), second.clone(), steps.clone())
         buffers = w[:, net.statistics].clone()
         loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
+        measured = w.new_zeros(len(w), dtype=torch.float64)
         for batch in chunk.batches(self.epochs, self.purpose):
             at = batch.rows
             leaf = w[at, self.columns].detach().requires_grad_()
@@ -435,6 +447,8 @@ class _Loop(NamedTuple):
             with torch.no_grad():
                 if self.rho:
                     g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
+                if self.measure is not None:
+                    measured[at] += self.measure(g, batch)
                 if self.on_gradient is not None:
                     self.on_gradient(g, batch, *extras)
                 moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
@@ -449,4 +463,4 @@ class _Loop(NamedTuple):
                 loss_sum[at] += loss.detach() * batch.sizes
                 samples[at] += batch.sizes
         w[:, net.statistics] = buffers
-        return w, *memory, loss_sum / samples
+        return w, *memory, loss_sum / samples, measured
