@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
-from raypfl.rng import key, numpy_generator, torch_seeded
+from raypfl.rng import key, torch_seeded
 from raypfl.training.batches import (
     Batch,
     Samples,
     continued,
     gather,
+    hold_out,
     in_order,
     padding,
     shuffled,
@@ -354,13 +355,10 @@ class Cohort:
             fraction: above 0 and below 1.
             purpose: name of the split's keys.
         """
-        splits = [
-            _held_out(own, fraction, key(self.seed, purpose, 0, client))
-            for own, client in zip(self.data.train, self.ids.tolist(), strict=True)
-        ]
-        data = self.data._replace(
-            train=[train for train, _ in splits], validation=[validation for _, validation in splits]
-        )
+        draws = (key(self.seed, purpose, 0, client) for client in self.ids.tolist())
+        splits = [hold_out(own, fraction, draw) for own, draw in zip(self.data.train, draws, strict=True)]
+        train, validation = map(list, zip(*splits, strict=True))
+        data = self.data._replace(train=train, validation=validation)
         cohort = self._with(data, self.ids, self.width)
         cohort._velocity = self._velocity
         return cohort
@@ -393,17 +391,6 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
-
-
-def _held_out(own: np.ndarray, fraction: float, draw: int) -> tuple[np.ndarray, np.ndarray]:
-    """The samples that remain and those that are held out, both in stored order."""
-    if len(own) == 1:
-        return own, own
-    # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
-    count = min(max(int(fraction * len(own) + 1e-9), 1), len(own) - 1)
-    held = np.zeros(len(own), dtype=bool)
-    held[numpy_generator(draw).permutation(len(own))[:count]] = True
-    return own[~held], own[held]
 
 
 class _Loop(NamedTuple):
