@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import pytest
+import torch
 
 from raypfl.config import StrictModel
-from raypfl.methods import METHODS, Method
+from raypfl.methods import METHODS, Method, start, ua_pdfl
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
@@ -23,6 +26,10 @@ from raypfl.methods.peer_fedavg import Config as PeerFedAvg
 from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
+from raypfl.methods.ua_pdfl import BOTH
+from raypfl.methods.ua_pdfl import Config as UAPDFL
+from raypfl.methods.ua_pdfl_decision import draw_peer
+from raypfl.rng import NOBODY, key
 from raypfl.topology import Full
 from raypfl.training import Network
 
@@ -89,6 +96,73 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
+def answers_heard(net: Network, participants: int, *, auxiliary: bool = True) -> int:
+    """Logits of the unit input, the features they are of and the number of samples, of everyone else."""
+    features = net.bind(net.draw(0)).features(torch.zeros(1, 1, *net.input_shape, dtype=net.dtype)).numel()
+    return (participants - 1) * (net.num_outputs + auxiliary * features + 1)
+
+
+def answers_and_a_model(net: Network, participants: int) -> int:
+    """Whatever travels of one model besides."""
+    return answers_heard(net, participants) + (participants > 1) * net.shared.stop
+
+
+def answers_and_extractors(net: Network, participants: int) -> int:
+    """Whatever travels of all extractors besides."""
+    return answers_heard(net, participants) + (participants - 1) * body(net, participants)
+
+
+def answers_and_models(net: Network, participants: int) -> int:
+    """Whatever travels of all models besides."""
+    return answers_heard(net, participants) + (participants - 1) * net.shared.stop
+
+
+def extractors_and_a_head(net: Network, participants: int) -> int:
+    """All extractors besides one model's own, in place of features that a peer can find with them."""
+    if net.private.start != net.private.stop:
+        return answers_and_a_model(net, participants)
+    head = net.shared.stop - body(net, participants)
+    return (
+        answers_heard(net, participants, auxiliary=False)
+        + (participants - 1) * body(net, participants)
+        + (participants > 1) * head
+    )
+
+
+def as_decided(net: Network, participants: int, down: Any) -> list[int]:
+    """Besides answers one model, or all extractors and the heads of those that are close."""
+    extractors = (participants - 1) * body(net, participants)
+    head = net.shared.stop - body(net, participants)
+    return [
+        answers_heard(net, participants) + (net.shared.stop if pick >= 0 else extractors + close * head)
+        for pick, close in zip(down.pick.tolist(), (down.asked == BOTH).sum(1).tolist(), strict=True)
+    ]
+
+
+def nothing_else(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
+    """No draws but those of cohorts belong to a client's label."""
+
+
+def picks_move(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
+    """Whose model a client takes moves with both."""
+
+    def moved(seed: int, round: int, peer: int, candidates: torch.Tensor) -> int:
+        labels = torch.tensor(sorted(order[candidate] for candidate in candidates.tolist()))
+        return list(order).index(draw_peer(seed, round, order[peer], labels))
+
+    patch.setattr(ua_pdfl, "draw_peer", moved)
+
+
+def picks_and_starts_move(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
+    """Besides, where each client starts."""
+
+    def moved(seed: int, purpose: str, round: int = 0, client: int = NOBODY) -> int:
+        return key(seed, purpose, round, client if client == NOBODY else order[client])
+
+    picks_move(patch, order)
+    patch.setattr(start, "key", moved)
+
+
 class Row(NamedTuple):
     """What a method promises beyond what all methods do."""
 
@@ -102,6 +176,11 @@ class Row(NamedTuple):
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
     """Values that it receives besides for each class that participants of the round before have."""
+    decided: Callable[[Network, int, Any], list[int]] | None = None
+    """Values that each participant receives where that is decided in the round, by the downloaded message;
+    `down` is then of the first round."""
+    moves: Callable[[pytest.MonkeyPatch, Sequence[int]], None] = nothing_else
+    """Lets further draws that belong to a client's label move with the client."""
     away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
     extractor with its own head, the newest shared model with its own head added to that model's, or that with
@@ -225,4 +304,61 @@ TABLE = [
     Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),
     Row("peer_fedavg kept momentum", PeerFedAvg(topology=FULL), down=models_heard, momentum="keep", **PEERS),
     Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
+    Row(
+        "ua_pdfl",
+        UAPDFL(topology=FULL, tau=0.03),
+        down=answers_and_a_model,
+        decided=as_decided,
+        moves=picks_move,
+        **PEERS,
+    ),
+    Row(
+        "ua_pdfl never close, kept momentum",
+        UAPDFL(topology=FULL, tau=-1.0),
+        down=answers_and_extractors,
+        momentum="keep",
+        **PEERS,
+    ),
+    Row(
+        "ua_pdfl always drops, own starts, kept momentum",
+        UAPDFL(topology=FULL, tau=1.0, init="independent"),
+        down=answers_and_a_model,
+        momentum="keep",
+        moves=picks_and_starts_move,
+        **PEERS,
+    ),
+    Row(
+        "ua_pdfl as the code",
+        UAPDFL(
+            topology=FULL,
+            tau=1.0,
+            drop_strict=True,
+            heads_strict=False,
+            prox_input="batch",
+            aux_avg="samplesize_peers",
+        ),
+        down=extractors_and_a_head,
+        moves=picks_move,
+        **PEERS,
+    ),
+    Row(
+        "ua_pdfl without dropout, jeffreys, sum, zeros",
+        UAPDFL(
+            topology=FULL,
+            tau=100.0,
+            divergence="jeffreys",
+            use_cd=False,
+            prox_reduce="sum",
+            mu=0.1,
+            unit="zeros",
+        ),
+        down=answers_and_models,
+        **PEERS,
+    ),
+    Row(
+        "ua_pdfl without layers",
+        UAPDFL(topology=FULL, tau=0.0, drop_strict=True, use_lp=False),
+        down=answers_and_models,
+        **PEERS,
+    ),
 ]

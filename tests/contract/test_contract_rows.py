@@ -68,6 +68,7 @@ def test_relabelling_clients_relabels_results(row, net, federation, monkeypatch)
     monkeypatch.setattr(
         cohort, "key", lambda seed, purpose, round, client: key(seed, purpose, round, SHUFFLED[client])
     )
+    row.moves(monkeypatch, SHUFFLED)
     renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED)).run(3)
     close(renamed.models(), named.models()[list(SHUFFLED)], row.tolerance)
 
@@ -129,7 +130,10 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
             size[client] += message.bytes
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
-        expected = payload(run.net, len(participants)) + extra[direction]
+        if direction == "down" and row.decided is not None:
+            expected = torch.tensor(row.decided(run.net, len(participants), down))
+        else:
+            expected = payload(run.net, len(participants)) + extra[direction]
         packed = masks[direction]
         assert [values[client] for client in participants] == (expected + packed).tolist()
         assert set(values) <= set(participants)
