@@ -31,7 +31,20 @@ class _Commands(TyperGroup):
             _stop("Interrupted.", INTERRUPTED)
 
 
+class _Bench(TyperGroup):
+    """`raypfl bench mlp` is `raypfl bench rounds mlp`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["rounds", *args]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+bench_app = typer.Typer(cls=_Bench)
+app.add_typer(
+    bench_app, name="bench", help="Time rounds beside a plain PyTorch loop, or methods beside FedAvg."
+)
 
 Config = Annotated[Path, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
 Overrides = Annotated[
@@ -90,21 +103,41 @@ def plan(config: Config, overrides: Overrides = None) -> None:
     typer.echo(experiment.plan(config, overrides or []))
 
 
-@app.command()
-def bench(
+@bench_app.command("rounds")
+def bench_rounds(
     names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each contender.")] = 7,
     epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs instead of the workload's.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few clients, one epoch: does it run?")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.parquet and bench.json.")] = None,
 ) -> None:
-    """Time a round in turn with a plain PyTorch loop on all cores of this machine."""
+    """Time a round in turn with a plain PyTorch loop on all cores of this machine (what no name means)."""
     from raypfl import bench
     from raypfl.console import console_for
 
     workloads = bench.chosen(names or [], epochs=epochs, quick=quick)
     with console_for() as console:
         bench.run(workloads, rounds, console=console, out=out)
+
+
+@bench_app.command("methods")
+def bench_methods(
+    workload: Annotated[str, typer.Option(help="What they train on: mlp or lenet5.")] = "mlp",
+    methods: Annotated[str, typer.Option(help="Names, with commas between them; all if none.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each method.")] = 7,
+    epochs: Annotated[int, typer.Option(min=1, help="Local epochs.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Few clients, one epoch: does it run?")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.parquet and bench.json.")] = None,
+) -> None:
+    """Time every method's local update, server and evaluation, each beside a round of FedAvg."""
+    from raypfl import bench
+    from raypfl.bench.methods import entries
+    from raypfl.console import console_for
+
+    (setting,) = bench.chosen([workload], epochs=None if quick else epochs, quick=quick)
+    wanted = entries(name.strip() for name in methods.split(",") if name.strip())
+    with console_for() as console:
+        bench.run_methods(setting, wanted, rounds, console=console, out=out)
 
 
 @app.command("list")

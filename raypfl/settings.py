@@ -7,6 +7,7 @@ what belongs to none of them, and the checks that need more than one key.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
@@ -157,6 +158,9 @@ class Settings(StrictModel):
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig
+    personal_model: tuple[ModelConfig, ...] = Field(
+        (), description="of models that clients keep: client i has entry i mod their number; none: like model"
+    )
     training: TrainingConfig = TrainingConfig()
     participation: ParticipationConfig = ParticipationConfig(fraction=1.0)
     topology: TopologyConfig | None = Field(
@@ -173,6 +177,13 @@ class Settings(StrictModel):
         if name is not None and (not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts):
             raise ValueError("must be a folder below storage_path")
         return name
+
+    @field_validator("personal_model", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: object) -> object:
+        if given is None:
+            return ()
+        return given if isinstance(given, list | tuple) else (given,)
 
     @model_validator(mode="after")
     def _gpus_for_cuda(self) -> Settings:
@@ -211,6 +222,7 @@ class ExperimentConfig(Settings):
     def _no_run_twice(self) -> ExperimentConfig:
         if len(set(self.seed)) < len(self.seed):
             raise ValueError(f"seed = {list(self.seed)} names a seed twice.")
+        _check_personal_model(self, self.method)
         for index, method in enumerate(self.method):
             if method in self.method[:index]:
                 raise ValueError(f"method lists {method.name} twice with the same options.")
@@ -222,3 +234,18 @@ class RunConfig(Settings):
 
     method: MethodConfig
     seed: Seed
+
+    @model_validator(mode="after")
+    def _room_for_personal_model(self) -> RunConfig:
+        _check_personal_model(self, [self.method])
+        return self
+
+
+def _check_personal_model(settings: Settings, methods: Iterable[MethodConfig]) -> None:
+    for method in methods if settings.personal_model else ():
+        if not METHODS[method.name].personal_models:
+            able = [name for name, found in METHODS.items() if found.personal_models]
+            raise ConfigError(
+                f"personal_model: with method {method.name} clients have no models of another architecture; "
+                f"they do with {', '.join(able)}. Remove personal_model, or run {method.name} without it."
+            )

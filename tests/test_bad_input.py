@@ -147,13 +147,13 @@ def test_the_traceback_is_there_when_asked_for(tmp_path: Path) -> None:
     assert type(result.exception).__name__ == "ConfigError"
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedpac", "fedrod", "fedtc"])
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedpac", "fedproto", "fedrod", "fedtc"])
 def test_a_method_that_splits_a_model_without_hidden_layer(tmp_path: Path, method: str) -> None:
     """Said before there is a folder: the only layer is the head."""
     result = raypfl(
         tmp_path, f"method={{name: {method}}}", "model={name: linear}", "training.optimizer={name: sgd}"
     )
     message = refused(result, "ConfigError")
-    assert f"method {method} shares the layers before the head" in message
+    assert f"method {method} needs layers before the head" in message
     assert "model.head = 'head' covers every layer" in message
     assert not (tmp_path / "runs").exists()

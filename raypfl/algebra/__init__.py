@@ -12,7 +12,12 @@ from raypfl.algebra.csr import (
     csr_to_dense,
     require_row_stochastic,
 )
-from raypfl.algebra.distances import all_rows_equal, pairwise_distances, pairwise_similarities
+from raypfl.algebra.distances import (
+    all_rows_equal,
+    pairwise_distances,
+    pairwise_similarities,
+    row_distances,
+)
 from raypfl.algebra.divergence import every_pair, jeffreys, jensen_shannon
 from raypfl.algebra.masked_mean import masked_mean
 from raypfl.algebra.masks import largest, overlaps, pack_bits, unpack_bits
@@ -57,6 +62,7 @@ __all__ = [
     "pull_together",
     "quantize",
     "replace_rows",
+    "row_distances",
     "require_certified",
     "require_row_stochastic",
     "rows_of",

@@ -10,6 +10,7 @@ float64; both happen in column blocks, so the rows are never copied whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,23 @@ def column_blocks(num_columns: int) -> Iterator[slice]:
     """Slices that cover the columns of a matrix of rows."""
     for start in range(0, num_columns, COLUMN_BLOCK):
         yield slice(start, min(start + COLUMN_BLOCK, num_columns))
+
+
+def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tensor:
+    """Distance of every row to the row of another matrix beside it: float64 `[K]`.
+
+    Exact where the two are close, since their differences are taken first.
+
+    Args:
+        a_KP: rows `[K, P]`.
+        b_KP: as many.
+        order: 2 for the Euclidean distance, 1 for the sum of absolute differences.
+    """
+    total_K = a_KP.new_zeros(len(a_KP), dtype=torch.float64)
+    for columns in column_blocks(a_KP.shape[1]):
+        difference = a_KP[:, columns].double() - b_KP[:, columns].double()
+        total_K += difference.abs().pow_(order).sum(1)
+    return total_K.sqrt_() if order == 2 else total_K
 
 
 def all_rows_equal(w_KP: Tensor) -> bool:

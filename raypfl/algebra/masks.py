@@ -29,6 +29,9 @@ def largest(score_KQ: Tensor, count: int | Tensor) -> Tensor:
     cut_K1 = score_KQ.kthvalue(columns - count + 1, dim=1, keepdim=True).values
     above_KQ, at_cut_KQ = score_KQ > cut_K1, score_KQ == cut_K1
     free_K1 = count - above_KQ.sum(1, keepdim=True)
+    if torch.equal(at_cut_KQ.sum(1, keepdim=True), free_K1):
+        # Nothing to choose, as nearly always; counting places takes as long as all the rest.
+        return above_KQ | at_cut_KQ
     return above_KQ | (at_cut_KQ & (at_cut_KQ.cumsum(1) <= free_K1))
 
 

@@ -14,7 +14,8 @@ from raypfl.algebra.masks import largest
 from raypfl.errors import ConfigError
 
 SLACK = 1e-12
-"""Rounding of a share of a count: a third of 9 is 3, not 3.0000000000000004 and so 4."""
+"""Rounding of a share of a count: a third of 9 is 3, not 3.0000000000000004 and so 4, nor 2.9999999999999996
+and so 2."""
 
 
 def erk_densities(shapes: Sequence[Sequence[int]], density: float, power: float = 1.0) -> list[float]:
@@ -51,9 +52,12 @@ def erk_densities(shapes: Sequence[Sequence[int]], density: float, power: float 
 
 
 def erk_counts(shapes: Sequence[Sequence[int]], density: float, power: float = 1.0) -> list[int]:
-    """`floor(density_l N_l)`: how many entries of each tensor are trained."""
+    """`floor(density_l N_l)`: how many entries of each tensor are trained; all of them at density 1."""
     densities = erk_densities(shapes, density, power)
-    return [math.floor(part * math.prod(shape)) for part, shape in zip(densities, shapes, strict=True)]
+    sizes = [math.prod(shape) for shape in shapes]
+    return [
+        min(math.floor(part * size * (1 + SLACK)), size) for part, size in zip(densities, sizes, strict=True)
+    ]
 
 
 def exchange_counts(mask_KQ: Tensor, share: float) -> Tensor:

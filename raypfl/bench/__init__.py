@@ -1,16 +1,29 @@
-"""How fast a round is, beside a plain PyTorch loop that takes turns with it."""
+"""How fast a round is beside a plain PyTorch loop, and a method beside FedAvg; they take turns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from raypfl.bench import method_report, methods
+from raypfl.bench.methods import Costs
 from raypfl.bench.report import refuse_overwriting, show, write
 from raypfl.bench.runner import Measured, Result, Spread, measure
 from raypfl.bench.workloads import WORKLOADS, Workload, chosen
 from raypfl.console import Console
 
-__all__ = ["WORKLOADS", "Measured", "Result", "Spread", "Workload", "chosen", "measure", "run"]
+__all__ = [
+    "WORKLOADS",
+    "Costs",
+    "Measured",
+    "Result",
+    "Spread",
+    "Workload",
+    "chosen",
+    "measure",
+    "run",
+    "run_methods",
+]
 
 
 def run(
@@ -37,3 +50,32 @@ def run(
         if out is not None:
             write(out, results)
     return results
+
+
+def run_methods(
+    workload: Workload,
+    chosen: Sequence[methods.Entry],
+    rounds: int,
+    *,
+    console: Console,
+    out: Path | None = None,
+) -> Costs:
+    """Measure methods beside FedAvg on one workload and show the table.
+
+    Args:
+        workload: what they train on.
+        chosen: what is measured (`methods.entries`).
+        rounds: counted turns of each.
+        console: where progress and the table go.
+        out: a folder for `bench.parquet` (every turn) and `bench.json`.
+
+    Raises:
+        StorageError: the folder has results already, or cannot be written.
+    """
+    if out is not None:
+        refuse_overwriting(out)
+    costs = methods.measure(workload, chosen, rounds, console)
+    console.table(method_report.show(costs))
+    if out is not None:
+        method_report.write(out, costs)
+    return costs

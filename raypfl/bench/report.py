@@ -41,7 +41,7 @@ def show(result: Result) -> Grid:
         f"samples, {workload.epochs} epochs of batches of {workload.batch_size}; "
         f"{len(result.baseline.turns)} rounds in turn, medians [quartiles]. host: work of the slowest; "
         "engine: the rest of the round but the server's part; 2x copy: twice copying the bytes sent.\n"
-        f"Ray, a host a core over one host: {_ratio(faster)} rounds/s. "
+        f"Ray, a host a core over one host: {ratio(faster)} rounds/s. "
         f"Server at its peak: {result.server_rows:.2f} rows per client."
     )
     return Grid(header, rows, note=note)
@@ -64,34 +64,39 @@ def write(folder: Path, results: Sequence[Result]) -> None:
     Raises:
         StorageError: the files cannot be written.
     """
+    save(folder, _rounds(results), {"workloads": [_summary(result) for result in results]})
+
+
+def save(folder: Path, rounds: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Write rows into `bench.parquet`, and a summary with what they were measured on into `bench.json`.
+
+    Raises:
+        StorageError: the files cannot be written.
+    """
     with replacing(folder / TABLE) as path:
-        pq.write_table(pa.Table.from_pylist(_rounds(results)), path)
-    summary = {
-        "environment": environment(),
-        "cores": cores(),
-        "warm_up": WARM_UP,
-        "workloads": [_summary(result) for result in results],
-    }
-    write_json(folder / SUMMARY, summary)
+        pq.write_table(pa.Table.from_pylist(list(rounds)), path)
+    measured_on = {"environment": environment(), "cores": cores(), "warm_up": WARM_UP}
+    write_json(folder / SUMMARY, {**measured_on, **summary})
 
 
 def _row(one: Measured, baseline: Measured) -> tuple[str, ...]:
     def milliseconds(name: str, factor: float = 1.0) -> str:
-        return _number(one.spread(name).median * factor * 1e3)
+        return number(one.spread(name).median * factor * 1e3)
 
     return (
         one.contender,
         _bracketed(one.spread("seconds")),
-        _ratio(one.over(baseline)),
-        _number(one.spread("work_seconds").median),
+        ratio(one.over(baseline)),
+        number(one.spread("work_seconds").median),
         milliseconds("server_seconds"),
         milliseconds("own_seconds"),
         milliseconds("copy_seconds", 2.0),
-        _number(one.start_seconds),
+        number(one.start_seconds),
     )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits; empty for what is missing."""
     return "" if math.isnan(value) else f"{value:.3g}"
 
 
@@ -99,7 +104,8 @@ def _bracketed(spread: Spread) -> str:
     return f"{spread.median:.3g} [{spread.low:.3g} {spread.high:.3g}]"
 
 
-def _ratio(spread: Spread) -> str:
+def ratio(spread: Spread) -> str:
+    """A median, and quartiles in brackets."""
     return f"{spread.median:.2f} [{spread.low:.2f} {spread.high:.2f}]"
 
 

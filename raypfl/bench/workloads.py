@@ -76,14 +76,14 @@ class Workload:
 
     def world(self, pool: Pool, num_hosts: int = 1) -> World:
         """The same with the clients' samples in it."""
-        return make_world(self.config(num_hosts), pool, self._federation())
+        return make_world(self.config(num_hosts), pool, self.federation())
 
-    def _federation(self) -> Federation:
+    def federation(self, validation: int = 0) -> Federation:
+        """Whose samples are whose; `validation` of those that are not for training are for validation."""
         total = self.train_samples + self.test_samples
         rows = np.arange(self.num_clients * total).reshape(self.num_clients, total)
-        none = rows[0, :0]
-        cut = self.train_samples
-        return Federation(tuple(ClientIndices(own[:cut], none, own[cut:]) for own in rows))
+        cuts = [self.train_samples, self.train_samples + validation]
+        return Federation(tuple(ClientIndices(*np.split(own, cuts)) for own in rows))
 
 
 WORKLOADS = {

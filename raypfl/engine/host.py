@@ -38,6 +38,8 @@ class Work(NamedTuple):
     """The round to train; rounds count from 1."""
     ids: Tensor
     """Participants among this host's clients, ascending, int64 `[k]`."""
+    uploads: Tensor
+    """Which of them send what they trained to the hub, bool `[k]`."""
     down: AnyRows
     """What they receive, rows in the order of `ids`; also what clients that do not take part could fetch."""
     train: bool
@@ -148,8 +150,11 @@ class ClientHost:
                 state, up = self._train(cohort, rows, state, down, records)
                 if cohort.velocity is not None:
                     velocity[block] = self.velocity[block].index_copy(0, rows, cohort.velocity)
-                uploads.append(Upload(participants, up))
-                messages += self.method.sent_up(self.net, participants, up)
+                sends = work.uploads[here]
+                if sends.any():
+                    upload = _upload(participants, up, sends)
+                    uploads.append(upload)
+                    messages += self.method.sent_up(self.net, upload.ids, upload.up)
             trained[block] = state
             if work.evaluate_post:
                 begin = time.perf_counter()
@@ -273,6 +278,14 @@ class ClientHost:
             training=config.training,
             width=self.world.width,
         )
+
+
+def _upload(participants: Tensor, up: AnyRows, sends: Tensor) -> Upload:
+    """What those send who do; nothing is copied where all do."""
+    if sends.all():
+        return Upload(participants, up)
+    rows = sends.nonzero()[:, 0]
+    return Upload(participants[rows], type(up)(*(field[rows.to(field.device)] for field in up)))
 
 
 def stored_type(state_type: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raypfl.engine.host import Upload, Work, columns_of
-from raypfl.engine.messages import stack, take
+from raypfl.engine.messages import stack, take, trim
 from raypfl.engine.world import World
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
@@ -23,6 +23,8 @@ class Opening(NamedTuple):
     """What the driver gets to know of a round's plan."""
 
     participants: int
+    uploads: int
+    """How many of them upload."""
     traffic: dict[str, Any]
     """Messages to participants, by column."""
     diagnostics: dict[str, float]
@@ -65,25 +67,26 @@ class Hub:
         self.plan = method.plan(self.net, self.hub, self.clients, round, self._sample)
         down = method.download(self.net, self.hub, self.plan)
         work = []
-        ids = self.plan.ids.cpu()
+        ids, uploads = self.plan.ids.cpu(), self.plan.uploads.cpu()
         for own in self.dealt:
             here = torch.isin(ids, own).nonzero()[:, 0]
-            part = take(down, here.to(self.device), method.shared)
-            work.append(Work(round, ids[here], part, train, evaluate_pre, evaluate_post))
+            part = trim(take(down, here.to(self.device), method.shared), method.pools)
+            work.append(Work(round, ids[here], uploads[here], part, train, evaluate_pre, evaluate_post))
         messages = method.sent_down(self.net, self.plan, down) if train else []
         seconds = time.perf_counter() - begin
         wanted = train and self.world.config.evaluation.diagnostics
         diagnostics = method.diagnose(self.net, self.hub, self.plan, down) if wanted else {}
-        return Opening(len(ids), columns_of(messages), diagnostics, seconds), work
+        sending = int(uploads.sum())
+        return Opening(len(ids), sending, columns_of(messages), diagnostics, seconds), work
 
     def close(self, uploads: Sequence[Upload]) -> float:
         """Aggregate the round that was opened last; returns the seconds it took."""
         begin = time.perf_counter()
-        ids = self.plan.ids
-        if not len(ids):
+        plan = self.plan.of_senders()
+        if not len(plan.ids):
             return time.perf_counter() - begin
-        up = stack([(upload.ids, upload.up) for upload in uploads], ids)
-        self.hub = self.method.aggregate(self.net, self.hub, up, self.plan)
+        up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
+        self.hub = self.method.aggregate(self.net, self.hub, up, plan)
         return time.perf_counter() - begin
 
     def _sample(self, round: int) -> Tensor:

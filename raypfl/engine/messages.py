@@ -6,7 +6,7 @@ a contiguous array is sent as it is and read without a copy. One function does i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +34,23 @@ def take(message: RowsT, rows: Tensor, shared: frozenset[str] = frozenset()) -> 
     return type(message)(
         *(field if name in shared else field[rows] for name, field in zip(names, message, strict=True))
     )
+
+
+def trim(message: RowsT, pools: Mapping[str, str]) -> RowsT:
+    """The message with only those rows of its pools that somebody receives; nothing is copied if all are.
+
+    Args:
+        message: a NamedTuple with these fields, among others.
+        pools: shared fields `[1, U, ...]`, each with the field of row numbers `[S, q]`, -1 for none.
+    """
+    new = {}
+    for pool, places in pools.items():
+        rows, index = getattr(message, pool), getattr(message, places)
+        used = index[index >= 0].unique()
+        if len(used) < rows.shape[1]:
+            new[pool] = rows[:, used]
+            new[places] = torch.where(index >= 0, torch.searchsorted(used, index), -1)
+    return message._replace(**new) if new else message  # type: ignore[attr-defined]
 
 
 def put(message: RowsT, rows: Tensor, new: RowsT) -> RowsT:

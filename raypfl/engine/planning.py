@@ -14,19 +14,14 @@ from raypfl.data import Pool
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost, Work
 from raypfl.engine.hub import Hub
+from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
 from raypfl.engine.placement import Node, Placement, connected, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
-from raypfl.errors import PlacementError
 from raypfl.methods.peers import Peers
+from raypfl.training import Network
 
 AnyPeers = Peers[Any, Any, Any, Any, Any]
-
-FLOAT_BYTES = 4
-WORKING_ROWS = 8
-"""Rows a model in training takes: weights, gradient, two moments, and the copies of a step."""
-PROCESS_BYTES = 400 * 2**20
-"""A Python process with torch in it, before it holds any data."""
 
 
 def this_machine() -> Node:
@@ -72,36 +67,26 @@ def describe(world: World, pool: Pool) -> str:
         net = world.network(device)
         hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+        memory = memory_of(world, pool, placement, hub, work)
+        memory.check(nodes)
         up_bytes, epoch_seconds, samples = _try_one(world, pool, hub, work)
-    row = net.width * FLOAT_BYTES
-    one = hub.method.init_state(net, hub.clients.take(torch.tensor([0], device=device)))
-    state = sum(field.nbytes for field in one)
-    if config.training.keeps_momentum:
-        state += net.num_weights * FLOAT_BYTES
-    hosted = max(len(ids_of(world, blocks)) for blocks in dealt)
-    host_bytes = hosted * state + world.width * WORKING_ROWS * row
-    hub_bytes = sum(field.nbytes for field in hub.hub) + 2 * opening.participants * row
-    data_bytes = pool.x.nbytes + pool.y.nbytes
-    processes = 1 if config.engine.name == "local" else 2 + placement.num_hosts
-    total = placement.num_hosts * host_bytes + hub_bytes + data_bytes + processes * PROCESS_BYTES
-    _check_memory(total, nodes)
     down_bytes = int(opening.traffic["bytes"].sum())
     per_epoch = float(world.label_counts.sum(1).mean()) / samples * epoch_seconds
     at_once = placement.num_hosts if config.engine.name == "ray" else 1
-    seconds = per_epoch * config.training.epochs * opening.participants / at_once
+    seconds = per_epoch * _epochs(world) * opening.participants / at_once
     lines = {
         "data": f"{pool.name}, {len(pool.y)} samples of {'x'.join(map(str, world.input_shape))}, "
-        f"{decimal(data_bytes)} a node",
+        f"{decimal(memory.data)} a node",
         "partition": f"{config.partition.name}, {world.num_clients} clients, "
         f"{_range(world)} training samples each, {world.federation.fingerprint[:12]}",
-        "model": f"{config.model.name}, {net.num_weights:,} parameters, {decimal(row)} a row",
+        "model": f"{config.model.name}, {net.num_weights:,} parameters, "
+        f"{decimal(net.width * FLOAT_BYTES)} a row{_personal(world, net)}",
         "participants": f"{opening.participants} a round, {config.rounds} rounds",
         "engine": f"{config.engine.name}: {placement.request()}, on {device.type}",
         "blocks": f"{len(world.blocks())} of {world.block} clients, {world.width} models a forward, "
         f"{min(map(len, dealt))} to {max(map(len, dealt))} blocks a host{_idle(world, placement, nodes)}",
-        "memory": f"{decimal(total)} in all: {decimal(host_bytes)} a host, {decimal(hub_bytes)} the server, "
-        f"{decimal(data_bytes)} data, {processes} processes",
-        "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.participants)} up",
+        "memory": f"{decimal(memory.total)} in all: {memory}",
+        "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.uploads)} up",
         "time": f"about {seconds:.2g} s of training a round, {seconds * config.rounds / 60:.2g} min in all",
     }
     if isinstance(hub.method, Peers):
@@ -134,11 +119,11 @@ def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int,
     """Bytes that a participant sends, seconds of its epoch, and its samples; nothing is kept."""
     own = next(own for own in work if len(own.ids))
     block = int(own.ids[0]) // world.block
-    once = world.config.training.model_copy(update={"epochs": 1})
+    once = world.config.training.model_copy(update={"epochs": 1, "steps": None})
     trial = world._replace(config=world.config.model_copy(update={"training": once}), width=1)
     host = ClientHost(trial, [block], pool.x, pool.y, hub.device)
     first = take(own.down, torch.tensor([0], device=hub.device), hub.method.shared)
-    one = own._replace(ids=own.ids[:1], down=first)
+    one = own._replace(ids=own.ids[:1], uploads=torch.ones(1, dtype=torch.bool), down=first)
     host.work(one)
     begin = time.perf_counter()
     _, report = host.work(one)
@@ -146,16 +131,21 @@ def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int,
     return int(report.traffic["bytes"].sum()), time.perf_counter() - begin, samples
 
 
+def _epochs(world: World) -> float:
+    """Passes a round over all samples of all clients."""
+    training = world.config.training
+    if training.steps is None:
+        return training.epochs
+    return float(training.steps * training.batch_size * world.num_clients / world.label_counts.sum())
+
+
+def _personal(world: World, net: Network) -> str:
+    """The clients' own architectures, where they have others."""
+    own = zip(world.config.personal_model, net.personal, strict=False)
+    texts = [f"{config.name} ({one.num_weights:,})" for config, one in own]
+    return f"; personal: {', '.join(texts)}" if texts else ""
+
+
 def _range(world: World) -> str:
     sizes = world.label_counts.sum(1)
     return str(sizes.min()) if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-
-
-def _check_memory(total: float, nodes: list[Node]) -> None:
-    have = sum(node.memory_bytes for node in nodes)
-    if total > have > 0:
-        raise PlacementError(
-            f"the run needs about {decimal(int(total))} of memory, and the {len(nodes)} node(s) have "
-            f"{decimal(int(have))}. "
-            "Use fewer clients, a smaller model or more nodes."
-        )

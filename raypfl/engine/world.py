@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from raypfl.data import Federation, Pool
 from raypfl.errors import PlacementError
 from raypfl.methods import METHODS, Clients, Method
-from raypfl.models import build
+from raypfl.models import Architecture, build
 from raypfl.rng import key, numpy_generator, torch_seeded
 from raypfl.settings import RunConfig
 from raypfl.training import ClientData, Network, Samples
@@ -100,10 +100,13 @@ class World(NamedTuple):
 def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     """Settle what `auto` leaves open: block and width, by rules that look at no host and no clock."""
     input_shape = pool.x.shape[1:]
-    with torch_seeded(0):
-        module, head = build(config.model, input_shape, pool.num_classes)
-    check_split(module, head, torch.tensor(pool.x[:2]))
-    width = _width(config, module, federation.num_clients)
+    modules = []
+    for model in (config.model, *config.personal_model):
+        with torch_seeded(0):
+            module, head = build(model, input_shape, pool.num_classes)
+        check_split(module, head, torch.tensor(pool.x[:2]))
+        modules.append(module)
+    width = _width(config, nn.ModuleList(modules), federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
     world = World(
@@ -114,13 +117,13 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     return world
 
 
-def _width(config: RunConfig, module: nn.Module, num_clients: int) -> int:
+def _width(config: RunConfig, models: nn.Module, num_clients: int) -> int:
     if config.engine.width != "auto":
         return config.engine.width
     if training_device(config).type == "cuda":
         widest = WIDTH_ON_GPU
     else:
-        widest = 1 if any(isinstance(part, _ConvNd) for part in module.modules()) else WIDTH_ON_CPU
+        widest = 1 if any(isinstance(part, _ConvNd) for part in models.modules()) else WIDTH_ON_CPU
     return min(widest, ceil(config.participation.participants(num_clients) / FEWEST_BLOCKS))
 
 
@@ -135,15 +138,19 @@ def _block(config: RunConfig, width: int, num_clients: int) -> int:
 def make_network(
     config: RunConfig, input_shape: tuple[int, ...], num_classes: int, device: torch.device
 ) -> Network:
-    """The configured model as a network of rows."""
-    head = build(config.model, input_shape, num_classes).head
-    return Network(
-        lambda: build(config.model, input_shape, num_classes).module,
-        head,
-        buffers=config.model.buffers,
-        input_shape=input_shape,
-        device=device,
-    )
+    """The configured model as a network of rows, with those of clients' own models."""
+
+    def of(model: Architecture, personal: Sequence[Network] = ()) -> Network:
+        return Network(
+            lambda: build(model, input_shape, num_classes).module,
+            build(model, input_shape, num_classes).head,
+            buffers=model.buffers,
+            input_shape=input_shape,
+            device=device,
+            personal=personal,
+        )
+
+    return of(config.model, [of(model) for model in config.personal_model])
 
 
 def training_device(config: RunConfig) -> torch.device:

@@ -21,9 +21,10 @@ checkpointed and restored. Nothing that a method receives may be modified in pla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from raypfl.config import StrictModel
@@ -51,10 +52,17 @@ class Clients(NamedTuple):
     """Training samples, int64 `[N]`."""
     label_counts: Tensor
     """Training samples a class, int64 `[N, C]`."""
+    all_sizes: Tensor | None = None
+    """Training samples of every client of the run; None where these are all of them."""
+
+    @property
+    def sizes_of_all(self) -> Tensor:
+        """Training samples of every client of the run, whichever of them these are."""
+        return self.sizes if self.all_sizes is None else self.all_sizes
 
     def take(self, rows: Tensor) -> Clients:
         """Some of these clients."""
-        return Clients(*(field[rows] for field in self))
+        return Clients(self.ids[rows], self.sizes[rows], self.label_counts[rows], self.sizes_of_all)
 
 
 class Plan(NamedTuple):
@@ -71,6 +79,23 @@ class Plan(NamedTuple):
     `[S, q]`, each row ascending and filled up with -1."""
     graph: Graph | None = None
     """Who hears whom, of all N clients, where there is no server; edges among participants only."""
+    senders: Tensor | None = None
+    """Those of `ids` who upload and are aggregated, where others only train: client ids, int64."""
+
+    @property
+    def uploads(self) -> Tensor:
+        """Who of `ids` uploads, bool `[S]`."""
+        if self.senders is None:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        return torch.isin(self.ids, self.senders)
+
+    def of_senders(self) -> Plan:
+        """The plan as far as it is about those who upload, in the order of `ids`."""
+        if self.senders is None:
+            return self
+        here = self.uploads
+        peers = None if self.peers is None else self.peers[here]
+        return Plan(self.round, self.ids[here], self.sizes[here], peers, self.graph)
 
 
 class Message(NamedTuple):
@@ -83,6 +108,8 @@ class Message(NamedTuple):
     bytes: int
 
 
+AS_FEDAVG = 1.15
+"""`Method.cost` of methods that do what FedAvg does, a gradient a batch, and little beside it."""
 SERVER = -1
 """The server's id in messages."""
 
@@ -101,16 +128,25 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         hub_type, state_type: the types of what server and clients keep.
         shared: names of fields of the downloaded message that are the same for everyone; they have a leading
             axis of 1, every other field has one row a participant.
+        pools: shared fields `[1, U, ...]` of whose U rows a participant receives only some, each with the
+            field of row numbers `[S, q]` that says which (-1: none). A host is handed the rows that its own
+            participants receive.
         reported: which model is evaluated at which point in the papers' tables.
+        personal_models: clients may keep models of another architecture, `net.personal`.
         summary: one line for lists.
+        variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
+            beside the defaults.
     """
 
     Config: ClassVar[type[Any]]
     hub_type: ClassVar[type[Any]] = Nothing
     state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
+    pools: ClassVar[dict[str, str]] = {}
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
+    personal_models: ClassVar[bool] = False
     summary: ClassVar[str]
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, config: ConfigT, seed: int = 0, topology: TopologyConfig | None = None) -> None:
         self.config = config
@@ -125,6 +161,18 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
             ConfigError: says which setting, its value, and what to do.
         """
 
+    def cost(self) -> float | None:
+        """What an epoch of local training costs at most beside one of FedAvg; None if nothing is promised.
+
+        By the arithmetic of the method, a gradient of one model on one batch being 1, with what the simulator
+        adds. `raypfl bench methods` measures it.
+        """
+        return None
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        """How often a local update goes over a client's `samples`: the epochs that `cost` speaks of."""
+        return training.epochs
+
     @abstractmethod
     def init_hub(self, net: Network, clients: Clients) -> HubT:
         """What the server holds before the first round."""
@@ -133,7 +181,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     def init_state(self, net: Network, clients: Clients) -> StateT:
         """What some clients hold before the first round, one row a client.
 
-        Called wherever those clients live, with them alone; so it may depend on nothing but keys.
+        Called wherever those clients live, with them alone; so it may depend on nothing but keys and what
+        `clients` says of all.
         """
 
     def plan(
@@ -198,7 +247,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
 
     @abstractmethod
     def aggregate(self, net: Network, hub: HubT, up: UpT, plan: Plan) -> HubT:
-        """What the server holds after the round; uploads in the order of `plan.ids`."""
+        """What the server holds after the round; `plan` is about those who upload, in its order."""
 
     def sent_down(self, net: Network, plan: Plan, down: DownT) -> list[Message]:
         """The messages to participants; by default every field of `down`, once a participant."""

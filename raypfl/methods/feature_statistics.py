@@ -57,6 +57,15 @@ def kept(m: Rows, batch: Batch) -> Tensor:
     return batch.x
 
 
+def class_sums(z_kBD: Tensor, batch: Batch, num_classes: int) -> Tensor:
+    """Sums of a batch's features by class, float64 `[k, C, D]`."""
+    # A product with indicators: adding by label has no fixed order of summation on a GPU.
+    label_kBC = torch.nn.functional.one_hot(batch.y, num_classes).double()
+    if batch.mask is not None:
+        label_kBC *= batch.mask[:, :, None]
+    return label_kBC.transpose(1, 2) @ z_kBD.double()
+
+
 def feature_sums(cohort: Cohort, w: Tensor, features: Features = extracted) -> FeatureSums:
     """Sums over one pass of each client's training samples, in evaluation mode.
 
@@ -68,13 +77,9 @@ def feature_sums(cohort: Cohort, w: Tensor, features: Features = extracted) -> F
     num_classes = cohort.data.num_classes
 
     def measure(m: Rows, batch: Batch) -> Tensor:
-        z_kBD = features(m, batch).double()
-        # A product with indicators: adding by label has no fixed order of summation on a GPU.
-        label_kBC = torch.nn.functional.one_hot(batch.y, num_classes).double()
-        if batch.mask is not None:
-            label_kBC *= batch.mask[:, :, None]
-        sum_kCD = label_kBC.transpose(1, 2) @ z_kBD
-        return torch.cat([sum_kCD.flatten(1), batch.sum(z_kBD.square().sum(2))[:, None]], 1)
+        z_kBD = features(m, batch)
+        sum_kCD = class_sums(z_kBD, batch, num_classes)
+        return torch.cat([sum_kCD.flatten(1), batch.sum(z_kBD.double().square().sum(2))[:, None]], 1)
 
     total = cohort.pass_over(w, measure)
     return FeatureSums(total[:, :-1].unflatten(1, (num_classes, -1)), total[:, -1], cohort.label_counts)

@@ -33,7 +33,7 @@ from raypfl.algebra import (
     weighted_mean,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -95,6 +95,9 @@ class FedCAC(Method[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     summary = "FedCAC: critical parameters are shared with similar clients, the others with all"
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))

@@ -165,6 +165,10 @@ class FedPAC(Method[Config, Hub, State, Down, Up]):
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
 
+    def cost(self) -> float:
+        """Five epochs of the extractor, with one of the head and two passes without gradients beside them."""
+        return 1.4
+
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)
         num_classes = clients.label_counts.shape[1]

@@ -58,6 +58,7 @@ class FedRep(SharedExtractor[Config]):
 
     Config = Config
     summary = "FedRep: shared extractor, personal heads, trained one after the other"
+    variants = {"fresh": {"features": "fresh"}}
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         super().check(net, clients, training)
@@ -70,6 +71,9 @@ class FedRep(SharedExtractor[Config]):
                 "method.features = 'kept', but this model has batch normalisation or dropout, whose features "
                 "differ from step to step. Use 'auto' or 'fresh'."
             )
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        return self.config.head_epochs + self.config.body_epochs
 
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
         net, config = cohort.net, self.config

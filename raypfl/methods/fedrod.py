@@ -13,7 +13,7 @@ head starts as a copy of the generic one; against PFLlib, counts are those of al
 one pass without its last batch, where a rare class may count 0 and give an infinite loss.
 """
 
-# S participants, K clients of a cohort, C classes.
+# N clients, K clients of a cohort, C classes.
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients
+from raypfl.methods.global_model import Down, GlobalModel, Up, private, upload
 from raypfl.methods.requirements import require_fresh_momentum, require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.training import (
@@ -39,13 +39,6 @@ from raypfl.training import (
 )
 
 
-class Hub(NamedTuple):
-    """Held by the server."""
-
-    w: Tensor
-    """Extractor and generic head, the travelling columns, `[1, shared]`."""
-
-
 class State(NamedTuple):
     """Held by a client."""
 
@@ -53,20 +46,6 @@ class State(NamedTuple):
     """The personal head, whose logits are added to the generic ones, `[N, head]`."""
     private: Tensor
     """Running statistics that do not travel, `[N, private]`; usually none."""
-
-
-class Down(NamedTuple):
-    """To a participant."""
-
-    w: Tensor
-    """Extractor and generic head, the same for everyone, `[1, shared]`."""
-
-
-class Up(NamedTuple):
-    """From a participant."""
-
-    w: Tensor
-    """The locally trained extractor and generic head, `[K, shared]`."""
 
 
 class Config(StrictModel):
@@ -79,51 +58,39 @@ class Config(StrictModel):
     )
 
 
-class FedRoD(Method[Config, Hub, State, Down, Up]):
+class FedRoD(GlobalModel[Config, State]):
     """(theta, phi_g) <- mean of LT on the balanced loss; phi_i fits what the generic logits leave over."""
 
     Config = Config
-    hub_type = Hub
     state_type = State
-    shared = frozenset({"w"})
-    reported = ("personalised", "pre")
     summary = "FedRoD: class-balanced generic head, personal head on top"
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
         require_fresh_momentum(training, self.config.name)
 
-    def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.shared].clone())
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_state(self, net: Network, clients: Clients) -> State:
         start = common_start(net, self.seed, len(clients.ids))
         personal = start[:, net.head].clone()
         if self.config.personal_init == "zero":
             personal.zero_()
-        return State(personal, start[:, net.private].clone())
-
-    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        return Down(hub.w)
+        return State(personal, private(net, start))
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net = cohort.net
         prior_KC = log_prior(cohort.label_counts, self.config.gamma).to(net.dtype)
-        start = net.assemble(down.w, state.private)
+        start = self.global_model(net, state, down)
         fit = fit_two_heads(cohort, start, state.personal, two_losses, prior_KC)
-        return State(fit.second, fit.w[:, net.private].clone()), Up(fit.w[:, net.shared].clone())
+        return State(fit.second, private(net, fit.w)), upload(net, fit.w)
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
         """One model whose linear head is the sum of both heads, so its logits are the sum of theirs."""
-        rows = net.assemble(down.w if up is None else up.w, state.private)
+        rows = super().personalised(net, state, down, up)
         rows[:, net.head] += state.personal
         return rows
-
-    def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.private)
-
-    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        return Hub(weighted_mean(plan.sizes, up.w))
 
 
 def log_prior(label_counts_KC: Tensor, gamma: float) -> Tensor:
@@ -137,8 +104,7 @@ def log_prior(label_counts_KC: Tensor, gamma: float) -> Tensor:
 
 def two_losses(m: Rows, batch: Batch, personal: Tensor, prior_kC: Tensor) -> Tensor:
     """`L_g + L_p` of each client, `[k]`; no parameter gets gradients from both."""
-    z = m.features(batch.x)
-    generic = m.classify(z)
+    generic, own = m.logits_of_two(batch.x, personal, detach="other")
     balanced = cross_entropy_per_sample(generic + prior_kC[:, None], batch.y)
-    residual = cross_entropy_per_sample(generic.detach() + m.classify(z.detach(), head=personal), batch.y)
+    residual = cross_entropy_per_sample(generic.detach() + own, batch.y)
     return batch.mean(balanced + residual)

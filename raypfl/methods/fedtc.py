@@ -18,7 +18,7 @@ whether the extractor also hears the own classifier's loss; whether momentum sur
 defaults of its code base's line.
 """
 
-# N clients, S participants, K clients of a cohort.
+# N clients, k clients of a batch.
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients
+from raypfl.methods.global_model import Down, GlobalModel, Up, private, upload
 from raypfl.methods.requirements import require_linear_head
 from raypfl.methods.start import common_start
 from raypfl.training import (
@@ -43,13 +43,6 @@ from raypfl.training import (
 )
 
 
-class Hub(NamedTuple):
-    """Held by the server."""
-
-    w: Tensor
-    """The global extractor and classifier, the travelling columns, `[1, shared]`."""
-
-
 class State(NamedTuple):
     """Held by a client."""
 
@@ -57,20 +50,6 @@ class State(NamedTuple):
     """The client's own classifier, never overwritten, `[N, head]`."""
     private: Tensor
     """Running statistics that do not travel, `[N, private]`; usually none."""
-
-
-class Down(NamedTuple):
-    """To a participant."""
-
-    w: Tensor
-    """The global extractor and classifier, the same for everyone, `[1, shared]`."""
-
-
-class Up(NamedTuple):
-    """From a participant."""
-
-    w: Tensor
-    """The locally trained extractor and the client's own classifier, `[K, shared]`."""
 
 
 class Config(StrictModel):
@@ -86,28 +65,23 @@ class Config(StrictModel):
     )
 
 
-class FedTC(Method[Config, Hub, State, Down, Up]):
+class FedTC(GlobalModel[Config, State]):
     """phi_i learns on z, theta_i through the shared classifier psi; the server averages both."""
 
     Config = Config
-    hub_type = Hub
     state_type = State
-    shared = frozenset({"w"})
-    reported = ("personalised", "pre")
     summary = "FedTC: own classifier, extractor guided by the shared one"
+    variants = {"live": {"shared_head": "live"}}
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_linear_head(net, self.config.name)
 
-    def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.shared].clone())
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_state(self, net: Network, clients: Clients) -> State:
         start = common_start(net, self.seed, len(clients.ids))
-        return State(start[:, net.head].clone(), start[:, net.private].clone())
-
-    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        return Down(hub.w)
+        return State(start[:, net.head].clone(), private(net, start))
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net, config = cohort.net, self.config
@@ -120,29 +94,20 @@ class FedTC(Method[Config, Hub, State, Down, Up]):
             second_lr=config.classifier_lr,
             freeze_second=config.shared_head == "frozen",
         )
-        own = State(fit.w[:, net.head].clone(), fit.w[:, net.private].clone())
-        return own, Up(fit.w[:, net.shared].clone())
+        return State(fit.w[:, net.head].clone(), private(net, fit.w)), upload(net, fit.w)
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
-        received = down.w if up is None else up.w
-        return net.assemble(state.head, received[:, net.extractor.start :], state.private)
-
-    def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.private)
-
-    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        return Hub(weighted_mean(plan.sizes, up.w))
+        w, statistics = down if up is None else up
+        return net.assemble(state.head, w[:, net.extractor], statistics, state.private)
 
 
 def through_shared(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(sg(z); phi_i), y) + CE(g(z; psi), y)`: the extractor learns through psi alone."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z.detach()), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared, detach="own")
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))
 
 
 def through_both(m: Rows, batch: Batch, shared: Tensor) -> Tensor:
     """`CE(g(z; phi_i), y) + CE(g(z; psi), y)`: the extractor learns through both classifiers."""
-    z = m.features(batch.x)
-    own = cross_entropy_per_sample(m.classify(z), batch.y)
-    return batch.mean(own + cross_entropy_per_sample(m.classify(z, head=shared), batch.y))
+    own, guide = m.logits_of_two(batch.x, shared)
+    return batch.mean(cross_entropy_per_sample(own, batch.y) + cross_entropy_per_sample(guide, batch.y))

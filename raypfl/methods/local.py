@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Nothing, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Nothing, Plan
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -34,6 +34,9 @@ class Local(Method[Config, Nothing, State, Nothing, Nothing]):
     Config = Config
     state_type = State
     summary = "Separate: every client trains alone"
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_hub(self, net: Network, clients: Clients) -> Nothing:
         return Nothing()

@@ -16,50 +16,22 @@ steps are plain SGD. `training.lr_decay` scales beta; alpha is part of the objec
 samples than a step wants splits those it has; with a single sample, all batches are that one.
 """
 
-# S participants, K clients of a cohort, k clients of a batch, P parameters.
+# K clients of a cohort, k clients of a batch, P parameters.
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients
+from raypfl.methods.global_model import Down, GlobalModel, State, Up, private, upload
 from raypfl.methods.start import common_start
-from raypfl.training import Batch, Cohort, Network, cross_entropy
-
-
-class Hub(NamedTuple):
-    """Held by the server."""
-
-    w: Tensor
-    """The global model's travelling columns, `[1, shared]`."""
-
-
-class State(NamedTuple):
-    """Held by a client."""
-
-    private: Tensor
-    """Running statistics that do not travel, `[N, private]`; usually none."""
-
-
-class Down(NamedTuple):
-    """To a participant."""
-
-    w: Tensor
-    """The global model, the same for everyone, `[1, shared]`."""
-
-
-class Up(NamedTuple):
-    """From a participant."""
-
-    w: Tensor
-    """The global model after the client's outer steps, `[K, shared]`."""
+from raypfl.training import Batch, Cohort, Network, TrainingConfig, cross_entropy
 
 
 class Config(StrictModel):
@@ -83,29 +55,30 @@ class Config(StrictModel):
     )
 
 
-class PerFedAvg(Method[Config, Hub, State, Down, Up]):
+class PerFedAvg(GlobalModel[Config, State]):
     """w <- sum_i pi_i w_i, w_i after steps w <- w - beta (I - alpha H) g(w - alpha g(w))."""
 
     Config = Config
-    hub_type = Hub
     state_type = State
-    shared = frozenset({"w"})
-    reported = ("personalised", "pre")
     summary = "Per-FedAvg: a global model that one local step personalises (MAML)"
+    variants = {name: {"variant": name} for name in ("hessian_free", "exact")}
 
-    def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.shared].clone())
+    def cost(self) -> float | None:
+        """Two gradients on two batches, or four on three."""
+        return {"first_order": AS_FEDAVG, "hessian_free": AS_FEDAVG * 4 / 3}.get(self.config.variant)
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        size = self._drawn(training)
+        left_out = samples % size if self.config.draw == "batches" and samples > size else 0
+        return training.epochs * (1.0 - left_out / samples)
 
     def init_state(self, net: Network, clients: Clients) -> State:
-        return State(common_start(net, self.seed, len(clients.ids))[:, net.private].clone())
-
-    def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
-        return Down(hub.w)
+        return State(private(net, common_start(net, self.seed, len(clients.ids))))
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net = cohort.net
-        w, cohort.losses = cohort.run(self._train, net.assemble(down.w, state.private))
-        return State(w[:, net.private].clone()), Up(w[:, net.shared].clone())
+        w, cohort.losses = cohort.run(self._train, self.global_model(net, state, down))
+        return State(private(net, w)), upload(net, w)
 
     def _train(self, chunk: Cohort, start: Tensor) -> tuple[Tensor, Tensor]:
         """The models after their outer steps, and the mean of F_i(theta)."""
@@ -125,11 +98,17 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
 
     def _batches(self, chunk: Cohort) -> Iterator[tuple[Batch, ...]]:
         """What is drawn for an outer step, and D1, D2 (, D3) of it."""
-        count = 2 if self.config.variant == "first_order" else 3
         whole = self.config.draw == "batches"
-        size = chunk.training.batch_size * (count if whole else 1)
-        for batch in chunk.batches(batch_size=size, drop_short=whole):
-            yield batch, *batch.split(count)
+        for batch in chunk.batches(batch_size=self._drawn(chunk.training), drop_short=whole):
+            yield batch, *batch.split(self._parts)
+
+    @property
+    def _parts(self) -> int:
+        return 2 if self.config.variant == "first_order" else 3
+
+    def _drawn(self, training: TrainingConfig) -> int:
+        """Samples of an outer step."""
+        return training.batch_size * (self._parts if self.config.draw == "batches" else 1)
 
     def _outer_gradient(
         self, net: Network, w: Tensor, statistics: Tensor, parts: list[Batch]
@@ -149,9 +128,6 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
             g2 = g2 - config.alpha * curvature(net, w, statistics.clone(), parts[2], g2)
         return loss, g2
 
-    def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
-        return net.assemble(down.w if up is None else up.w, state.private)
-
     def adapted(self, cohort: Cohort, w: Tensor) -> Tensor:
         """One inner step on the first batch of a shuffle of the client's training samples."""
         return cohort.run(self._adapt, w)[0]
@@ -165,12 +141,6 @@ class PerFedAvg(Method[Config, Hub, State, Down, Up]):
             _, g = gradient(net, before, statistics, batch)
             w[at], buffers[at] = before - self.config.alpha * g, statistics
         return (net.assemble(w, buffers),)
-
-    def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.private)
-
-    def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        return Hub(weighted_mean(plan.sizes, up.w))
 
 
 def gradient(net: Network, w: Tensor, statistics: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

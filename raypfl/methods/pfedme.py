@@ -6,9 +6,11 @@ T. Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, Ne
 
 As in the authors' code: theta goes on from batch to batch, its steps shrink it by `mu` (the paper has 0), and
 a last, short batch counts as one. Unlike there: theta_i is a copy, so the personalised score is theirs and
-not that of w_i (their stored list is the live model, which w_i overwrites; `pm: w` shows that score); only
-participants train; batches are shuffled. Both steps are plain SGD: `training.optimizer` is not used, while
-`training.lr_decay` scales `inner_rate` and `rate`.
+not that of w_i (their stored list is the live model, which w_i overwrites; `pm: w` shows that score);
+batches are shuffled, and R batches a round are the next of one stream of passes that goes on from round to
+round. By default only participants train; `update_scope: all` is the code's way: everybody downloads w and
+trains in every round, and the participants alone upload and are aggregated. Both steps are plain SGD:
+`training.optimizer` is not used, while `training.lr_decay` scales `inner_rate` and `rate`.
 
 Running statistics are those of theta. Where they travel they are averaged, and follow the server's beta
 up to 1 only: beyond the mean a variance could become negative.
@@ -18,6 +20,8 @@ up to 1 only: beyond the mean a variance could become negative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import ceil
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,9 +30,11 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
+from raypfl.methods.beyond import towards
 from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.scope import UpdateScope, plan_in_scope
 from raypfl.methods.start import common_start
-from raypfl.training import Cohort, Network, cross_entropy
+from raypfl.training import Cohort, Network, TrainingConfig, cross_entropy
 
 
 class Hub(NamedTuple):
@@ -41,8 +47,12 @@ class Hub(NamedTuple):
 class State(NamedTuple):
     """Held by a client."""
 
-    personal: Tensor
-    """theta_i (or w_i, `pm: w`) after the client's last training, else the common start, `[N, width]`."""
+    theta: Tensor
+    """theta_i after the client's last training, else the common start, `[N, width]`."""
+    w: Tensor
+    """Its copy w_i of the global model at the same time, parameters only, `[N, P]`."""
+    position: Tensor
+    """Batches that the client has trained on in rounds of R batches, int64 `[N]`."""
 
 
 class Down(NamedTuple):
@@ -81,10 +91,13 @@ class Config(StrictModel):
     )
     mu: float = Field(1e-3, ge=0.0, description="shrinks theta at every step (code: 1e-3; paper: 0)")
     local_batches: int | None = Field(
-        None, ge=1, description="R, batches a round (code: 20); absent: `training.epochs` passes"
+        None, ge=1, description="R, batches a round (code: 20); absent: what `training` says"
     )
     pm: Literal["theta", "w"] = Field(
         "theta", description="the personalised model: theta_i (paper), or w_i (what the code evaluates)"
+    )
+    update_scope: UpdateScope = Field(
+        "selected", description="who trains: participants (paper), or all clients in every round (code)"
     )
 
     @model_validator(mode="after")
@@ -109,23 +122,38 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
     reported = ("personalised", "post")
     summary = "pFedMe: personal models in a proximal term around a global one (Moreau envelopes)"
 
+    def cost(self) -> float:
+        """K gradients a batch."""
+        return self.config.inner_steps + 0.5
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        batches = self.config.local_batches
+        return training.epochs if batches is None else batches / ceil(samples / training.batch_size)
+
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.shared].clone())
 
     def init_state(self, net: Network, clients: Clients) -> State:
-        return State(common_start(net, self.seed, len(clients.ids)))
+        start = common_start(net, self.seed, len(clients.ids))
+        return State(start, start[:, net.weights].clone(), torch.zeros_like(clients.ids))
+
+    def plan(
+        self, net: Network, hub: Hub, clients: Clients, round: int, sample: Callable[[int], Tensor]
+    ) -> Plan:
+        return plan_in_scope(self.config.update_scope, clients, round, sample(round))
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         return Down(hub.w)
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net = cohort.net
-        start = net.assemble(down.w, state.personal[:, net.private])
-        theta, w, losses = cohort.run(self._solve, start)
+        start = net.assemble(down.w, state.theta[:, net.private])
+        theta, w, losses = cohort.run(self._solve, start, state.position)
         cohort.losses = losses if self.config.inner_steps else None
-        return State(theta if self.config.pm == "theta" else w), Up(w[:, net.shared].clone())
+        position = state.position + (self.config.local_batches or 0)
+        return State(theta, w[:, net.weights].clone(), position), Up(w[:, net.shared].clone())
 
-    def _solve(self, chunk: Cohort, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _solve(self, chunk: Cohort, start: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """theta_i, w_i (both with the statistics of theta) and the mean of F_i(theta) over all steps."""
         net, config = chunk.net, self.config
         decay = chunk.training.lr_decay ** (chunk.round - 1)
@@ -133,7 +161,12 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
         theta, w = start.clone(), start[:, net.weights].clone()
         buffers = start[:, net.statistics].clone()
         loss_sum, samples = start.new_zeros(len(start)), start.new_zeros(len(start))
-        for batch in chunk.batches(steps=config.local_batches):
+        batches = (
+            chunk.batches()
+            if config.local_batches is None
+            else chunk.batches(steps=config.local_batches, first=position)
+        )
+        for batch in batches:
             at = batch.rows
             own, anchor, statistics = theta[at, net.weights], w[at], buffers[at]
             for _ in range(config.inner_steps):
@@ -151,15 +184,18 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
         return theta, net.assemble(w, buffers), loss_sum / samples
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
-        return state.personal
+        return state.theta if self.config.pm == "theta" else _w_of(net, state)
+
+    def alternative(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:
+        """The other of theta_i and w_i."""
+        return _w_of(net, state) if self.config.pm == "theta" else state.theta
 
     def global_model(self, net: Network, state: State, down: Down) -> Tensor:
-        return net.assemble(down.w, state.personal[:, net.private])
+        return net.assemble(down.w, state.theta[:, net.private])
 
     def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        mean = weighted_mean(plan.sizes, up.w)
-        # Exact at 0 and 1: nothing moves, or the result is the mean.
-        w = torch.lerp(hub.w, mean, self.config.beta)
-        statistics = slice(net.num_weights, net.shared.stop)
-        w[:, statistics] = torch.lerp(hub.w[:, statistics], mean[:, statistics], min(self.config.beta, 1.0))
-        return Hub(w)
+        return Hub(towards(net, hub.w, weighted_mean(plan.sizes, up.w), self.config.beta))
+
+
+def _w_of(net: Network, state: State) -> Tensor:
+    return net.assemble(state.w, state.theta[:, net.statistics])

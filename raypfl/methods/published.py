@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raypfl.algebra import pairwise_distances, pull_together, replace_rows, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -87,6 +87,9 @@ class Anchored(Published[ConfigT, Down]):
     @abstractmethod
     def rho(self, round: int) -> float:
         """The weight of the proximal term."""
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         w_SP = rows_of(hub.w, plan.ids)

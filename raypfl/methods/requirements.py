@@ -14,7 +14,7 @@ def require_split(net: Network, method: str) -> None:
     """
     if net.extractor.start == net.extractor.stop:
         raise ConfigError(
-            f"method {method} shares the layers before the head, but model.head = {net.head_name!r} covers "
+            f"method {method} needs layers before the head, but model.head = {net.head_name!r} covers "
             f"every layer ({net.num_weights} parameters) of this model. Name a later layer in model.head, or "
             "use a model with a hidden layer."
         )

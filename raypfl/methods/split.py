@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raypfl.algebra import weighted_mean
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Method, Plan
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan
 from raypfl.methods.requirements import require_split
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, TrainingConfig
@@ -63,6 +63,9 @@ class SharedExtractor(Method[ConfigT, Hub, State, Down, Up]):
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_split(net, self.config.name)  # type: ignore[attr-defined]
+
+    def cost(self) -> float:
+        return AS_FEDAVG
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         return Hub(common_start(net, self.seed)[:, net.body].clone())

@@ -3,7 +3,7 @@
 from raypfl.training.batches import Batch, Samples
 from raypfl.training.cohort import ClientData, Cohort, Fit
 from raypfl.training.config import TrainingConfig
-from raypfl.training.losses import cross_entropy, cross_entropy_per_sample
+from raypfl.training.losses import cross_entropy, cross_entropy_per_sample, divergence_per_sample
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Adam, AdamW, Moments
 from raypfl.training.two_heads import TwoHeads, fit_two_heads
@@ -24,5 +24,6 @@ __all__ = [
     "TwoHeads",
     "cross_entropy",
     "cross_entropy_per_sample",
+    "divergence_per_sample",
     "fit_two_heads",
 ]

@@ -8,7 +8,7 @@ those that still have work at a step are a prefix, and nothing is computed for t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -133,6 +133,33 @@ def shuffled(
         order = numpy_generator(draw).permuted(np.broadcast_to(own, (passes, count)), axis=1)
         plan = _cut(order[:, :used], batch_size)
         plans.append(plan if steps is None else Schedule(plan.rows[:, :steps], plan.sizes[:, :steps]))
+    return plans
+
+
+def continued(
+    indices: Sequence[np.ndarray],
+    draws: Callable[[int, int], int],
+    first: Sequence[int],
+    steps: int,
+    batch_size: int,
+) -> list[Schedule]:
+    """Every client's next batches of one endless stream of reshuffled passes; short last batches kept.
+
+    Args:
+        indices: pool rows of each client's samples.
+        draws: `draws(place, epoch)` is the key of a pass (from 0) of the client in that place.
+        first: batches that each client has met before.
+        steps: batches for everybody.
+        batch_size: samples a step.
+    """
+    plans = []
+    for place, (own, begin) in enumerate(zip(indices, first, strict=True)):
+        pass_steps = max(1, -(-len(own) // batch_size))
+        epochs = range(begin // pass_steps, -(-(begin + steps) // pass_steps))
+        orders = [numpy_generator(draws(place, epoch)).permutation(own) for epoch in epochs]
+        plan, skipped = _cut(np.stack(orders), batch_size), begin - epochs.start * pass_steps
+        wanted = slice(skipped, skipped + steps)
+        plans.append(Schedule(plan.rows[:, wanted], plan.sizes[:, wanted]))
     return plans
 
 

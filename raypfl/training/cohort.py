@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,8 +15,18 @@ import torch
 from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
-from raypfl.rng import key, torch_seeded
-from raypfl.training.batches import Batch, Samples, gather, in_order, padding, shuffled, steps_of, together
+from raypfl.rng import key, numpy_generator, torch_seeded
+from raypfl.training.batches import (
+    Batch,
+    Samples,
+    continued,
+    gather,
+    in_order,
+    padding,
+    shuffled,
+    steps_of,
+    together,
+)
 from raypfl.training.config import Optimizer, TrainingConfig
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Moments
@@ -81,7 +92,7 @@ class Cohort:
         self.net, self.data, self.ids = net, data, ids
         self.round, self.seed, self.training, self.width = round, seed, training, width
         self.losses: Tensor | None = None
-        # A list, since the cohort of features and the cohort it is made from go on from one velocity.
+        # A list, since a cohort and those that are made from it go on from one velocity.
         self._velocity: list[Tensor | None] = [None]
 
     @property
@@ -133,7 +144,7 @@ class Cohort:
                 of a client's loss moves that client alone.
             rows: extra tensors `[K, ...]` (or `[1, ...]`, shared), narrowed to the batch for objective
                 and hooks.
-            epochs: local passes; the configuration's if absent.
+            epochs: local passes; the configuration's `epochs` or `steps` if absent.
             optimizer: the configuration's if absent; both follow the configured decay over rounds.
             columns: `net.weights` (default), `net.head` or `net.extractor`: what is trained. The other
                 parameters enter as data.
@@ -150,7 +161,7 @@ class Cohort:
             objective=objective,
             optimizer=chosen,
             lr=chosen.lr * self.training.decay(self.round),
-            epochs=self.training.epochs if epochs is None else epochs,
+            epochs=epochs,
             columns=net.weights if columns is None else columns,
             rho=0.0 if pull is None else pull[0],
             on_gradient=on_gradient,
@@ -171,7 +182,11 @@ class Cohort:
         return Fit(w, Moments(*memory))
 
     def run(
-        self, work: Callable[..., tuple[Tensor, ...]], *rows: Tensor, purpose: str = "work"
+        self,
+        work: Callable[..., tuple[Tensor, ...]],
+        *rows: Tensor,
+        purpose: str = "work",
+        kinds: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Work the cohort off in chunks of `width` clients, longest sequence of batches first.
 
@@ -180,6 +195,7 @@ class Cohort:
                 may be drawn. Methods with their own inner loops enter here.
             rows: tensors `[K, ...]`, handed over narrowed to the chunk; a single row is shared.
             purpose: name of the keys of random layers; another one for each pass of a round.
+            kinds: a number a client, `[K]`; clients of different kinds are never in one chunk.
 
         Returns:
             The tensors of all chunks, rows in the order of this cohort.
@@ -188,10 +204,10 @@ class Cohort:
             ClientError: `work` raised; names the clients and the round and carries the traceback.
         """
         steps = [len(own) for own in self.data.train]
-        order = sorted(range(len(self)), key=lambda row: -steps[row])
+        kind = [0] * len(self) if kinds is None else kinds.tolist()
+        order = sorted(range(len(self)), key=lambda row: (kind[row], -steps[row]))
         parts: list[tuple[Tensor, ...]] = []
-        for start in range(0, len(order), self.width):
-            chosen = order[start : start + self.width]
+        for chosen in self._cut(order, kind):
             chunk = self._chunk(chosen)
             at = torch.tensor(chosen, device=self.net.device)
             try:
@@ -216,6 +232,7 @@ class Cohort:
         steps: int | None = None,
         batch_size: int | None = None,
         drop_short: bool = False,
+        first: Tensor | None = None,
     ) -> Iterator[Batch]:
         """This round's batches, reshuffled every epoch; only inside `run`, where sequences are sorted.
 
@@ -223,18 +240,34 @@ class Cohort:
         statistics forbid padding.
 
         Args:
-            epochs: passes; the configuration's if absent.
+            epochs: passes; the configuration's `epochs` or `steps` if absent.
             purpose: name of the shuffles' keys.
             steps: so many batches for every client, in place of `epochs`.
             batch_size: samples a step; the configuration's if absent.
             drop_short: leave out a last short batch, unless it is the only one of its pass.
+            first: batches that each client has met before, int64 `[K]`: the next `steps` of one stream of
+                passes that goes on from round to round, in place of this round's own shuffles.
         """
-        draws = [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
+        ids = self.ids.tolist()
+        if epochs is None and steps is None:
+            steps = self.training.steps
         count = self.training.epochs if epochs is None else epochs
         own, indices = gather(self.data.pool, self.data.train)
         size = self.training.batch_size if batch_size is None else batch_size
-        plan = together(shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short))
-        return steps_of(plan, own, pad=not self.net.coupled)
+        if first is None:
+            draws = [key(self.seed, purpose, self.round, client) for client in ids]
+            schedules = shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short)
+        else:
+            assert steps is not None and not drop_short
+            schedules = continued(
+                indices,
+                lambda place, epoch: key(self.seed, f"stream of {purpose}", epoch, ids[place]),
+                first.tolist(),
+                steps,
+                size,
+            )
+        coupled = any(net.coupled for net in (self.net, *self.net.personal))
+        return steps_of(together(schedules), own, pad=not coupled)
 
     def pass_over(
         self,
@@ -300,10 +333,37 @@ class Cohort:
         cohort._velocity = self._velocity
         return cohort
 
+    def held_out(self, fraction: float, purpose: str) -> Cohort:
+        """These clients with a part of their training samples as validation samples, in place of those given.
+
+        A client's split is the same in every round: floor(fraction * n) of its training samples, at least
+        one and not all, drawn by the seed and `purpose`. A client with a single sample trains and validates
+        on it.
+
+        Args:
+            fraction: above 0 and below 1.
+            purpose: name of the split's keys.
+        """
+        splits = [
+            _held_out(own, fraction, key(self.seed, purpose, 0, client))
+            for own, client in zip(self.data.train, self.ids.tolist(), strict=True)
+        ]
+        data = self.data._replace(
+            train=[train for train, _ in splits], validation=[validation for _, validation in splits]
+        )
+        cohort = self._with(data, self.ids, self.width)
+        cohort._velocity = self._velocity
+        return cohort
+
     def each(self, w: Tensor, fn: Callable[[Rows], Tensor]) -> Tensor:
         """`fn(m) -> [k, ...]` on all models in evaluation mode, without gradients: `[K, ...]`."""
         with torch.no_grad():
             return self.run(lambda chunk, w: (fn(self.net.bind(w)),), w)[0]
+
+    def _cut(self, order: list[int], kind: list[int]) -> Iterator[list[int]]:
+        for _, group in itertools.groupby(order, key=kind.__getitem__):
+            alike = list(group)
+            yield from (alike[start : start + self.width] for start in range(0, len(alike), self.width))
 
     def _chunk(self, rows: list[int]) -> Cohort:
         return self._with(self.data.take(rows), self.ids[rows], len(rows))
@@ -325,13 +385,24 @@ class Cohort:
         return torch_seeded(draw, self.net.device)
 
 
+def _held_out(own: np.ndarray, fraction: float, draw: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples that remain and those that are held out, both in stored order."""
+    if len(own) == 1:
+        return own, own
+    # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
+    count = min(max(int(fraction * len(own) + 1e-9), 1), len(own) - 1)
+    held = np.zeros(len(own), dtype=bool)
+    held[numpy_generator(draw).permutation(len(own))[:count]] = True
+    return own[~held], own[held]
+
+
 class _Loop(NamedTuple):
     """One `fit`: the settings, and the loop over a chunk's batches."""
 
     objective: Objective
     optimizer: Optimizer
     lr: float
-    epochs: int
+    epochs: int | None
     columns: slice
     rho: float
     on_gradient: Hook | None

@@ -20,6 +20,7 @@ class TrainingConfig(StrictModel):
     """
 
     epochs: int = Field(10, ge=1, description="local passes over a client's training samples a round")
+    steps: int | None = Field(None, ge=1, description="so many batches a round for every client, not epochs")
     batch_size: int = Field(100, ge=1, description="samples a step; a last, shorter batch is kept")
     optimizer: Optimizer = Adam()
     lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate after every round")

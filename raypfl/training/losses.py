@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 
 def cross_entropy_per_sample(logits_KBC: Tensor, y_KB: Tensor) -> Tensor:
     """Softmax cross-entropy (natural logarithm) of every sample, `[K, B]`."""
-    return F.cross_entropy(logits_KBC.flatten(0, 1), y_KB.flatten(), reduction="none").view(y_KB.shape)
+    # Not classes last: for the few classes there are, a CPU sums over that axis without vector instructions.
+    return F.cross_entropy(logits_KBC.transpose(1, 2), y_KB, reduction="none")
 
 
 def cross_entropy(m: Rows, batch: Batch) -> Tensor:
     """The objective F_i: mean cross-entropy of each model on its own batch, `[K]`."""
     return batch.mean(cross_entropy_per_sample(m(batch.x), batch.y))
+
+
+def divergence_per_sample(peer_KBC: Tensor, logits_KBC: Tensor) -> Tensor:
+    """KL(softmax(peer) || softmax(logits)) of every sample, in nats, `[K, B]`; the peer gets no gradient."""
+    peer = peer_KBC.detach().log_softmax(2)
+    return (peer.exp() * (peer - logits_KBC.log_softmax(2))).sum(2)

@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from raypfl.algebra import all_rows_equal, distances, pairwise_distances, pairwise_similarities
+from raypfl.algebra import all_rows_equal, distances, pairwise_distances, pairwise_similarities, row_distances
 
 LENET5 = 62_006
 """Parameters of the network behind the numbers in this file."""
@@ -125,3 +125,13 @@ def test_cosines_of_angles():
         dtype=torch.float64,
     )
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_distances_of_rows_beside_each_other(order):
+    """Also of float32 rows that are close together and far from the origin, over several column blocks."""
+    w_KP = around(100.0, 1e-3)
+    found_K = row_distances(w_KP[:4], w_KP[4:], order)
+    expected_K = torch.linalg.vector_norm(w_KP[:4].double() - w_KP[4:].double(), order, dim=1)
+    torch.testing.assert_close(found_K, expected_K, rtol=1e-12, atol=0)
+    assert found_K.dtype == torch.float64 and (row_distances(w_KP, w_KP, order) == 0).all()

@@ -43,6 +43,12 @@ def test_full_density_is_dense():
     assert erk_densities(CNN, 1.0) == pytest.approx([1.0] * 8, rel=1e-12)
 
 
+def test_full_density_trains_every_weight():
+    """A share of 11 / 11 comes out as 0.9999999999999999, which must not cost a weight."""
+    assert erk_counts([(1, 11)], 1.0) == [11]
+    assert erk_counts(CNN, 1.0) == [math.prod(shape) for shape in CNN]
+
+
 @pytest.mark.parametrize("density", [0.0, -0.5, 1.01, float("nan")])
 def test_density_out_of_range(density):
     with pytest.raises(ConfigError, match="density"):

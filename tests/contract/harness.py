@@ -51,6 +51,11 @@ def mlp(hidden: int = 5) -> nn.Module:
     return nn.Sequential(OrderedDict([*layers, ("head", nn.Linear(hidden, CLASSES))]))
 
 
+def wide() -> nn.Module:
+    """Wider than `mlp`."""
+    return mlp(11)
+
+
 def conv() -> nn.Module:
     """Batch normalisation couples the samples of a batch, and has statistics that are not parameters."""
     layers = [
@@ -69,6 +74,10 @@ class Net(NamedTuple):
 
     def float64(self) -> Network:
         return Network(self.build, "head", buffers=self.buffers, input_shape=SHAPE, dtype=torch.float64)
+
+
+PERSONAL = {"wide": wide, "conv": conv}
+"""Clients' own architectures."""
 
 
 NETS = {"mlp": Net(mlp), "conv": Net(conv), "conv with local statistics": Net(conv, "local")}
@@ -126,6 +135,8 @@ class Simulation:
     ) -> None:
         self.method: Method[Any, Any, Any, Any, Any] = row.method()
         self.net, self.data, self.training, self.together = net, federation.data(), training(row), together
+        own = [Network(PERSONAL[name], "head", dtype=net.dtype) for name in row.personal]
+        net.personal = tuple(own) or (net,)
         sizes = torch.tensor([len(own) for own in self.data.train])
         cohort = self._cohort(torch.arange(len(sizes)), 0)
         self.clients = Clients(torch.arange(len(sizes)), sizes, cohort.label_counts)
@@ -151,7 +162,9 @@ class Simulation:
         chosen = self.clients.ids if ids is None else torch.tensor(ids)
         plan = method.plan(net, self.hub, self.clients, self.rounds, lambda round: chosen)
         if order is not None:
-            plan = plan._replace(ids=plan.ids[list(order)], sizes=plan.sizes[list(order)])
+            ids, sizes, peers = plan.ids[list(order)], plan.sizes[list(order)], plan.peers
+            peers = None if peers is None else peers[list(order)]
+            plan = plan._replace(ids=ids, sizes=sizes, peers=peers)
         down = method.download(net, self.hub, plan)
         ups = []
         groups = torch.arange(len(plan.ids)).split(len(plan.ids) if self.together else 1)
@@ -167,7 +180,8 @@ class Simulation:
             self.state = type(self.state)(*(field.index_copy(0, here, rows) for field, rows in fields))
             ups.append(up)
         up = type(ups[0])(*(torch.cat(parts) for parts in zip(*ups, strict=True)))
-        self.hub = method.aggregate(net, self.hub, up, plan)
+        sent = take(up, plan.uploads.nonzero()[:, 0])
+        self.hub = method.aggregate(net, self.hub, sent, plan.of_senders())
         return plan, down, up
 
     @property
@@ -193,8 +207,16 @@ class Simulation:
         def measure(m: Any, batch: Any) -> Tensor:
             return batch.sum(cross_entropy_per_sample(m(batch.x), batch.y))
 
+        def bind(ids: Tensor, rows: Tensor) -> Any:
+            return self.method.answer(self.net, "personalised", ids, rows)
+
         cohort = self._cohort(self.clients.ids, self.rounds)
-        return float((cohort.pass_over(self.models(), measure) / self.clients.sizes).mean())
+        total = cohort.pass_over(self.models(), measure, bind=bind)
+        return float((total / self.clients.sizes).mean())
+
+    def inputs(self) -> Tensor:
+        """Two samples for each client, `[N, 2, ...]`."""
+        return self.data.pool.x[: 2 * len(self.clients.ids)].unflatten(0, (-1, 2))
 
     def cohort(self, ids: Tensor) -> Cohort:
         """Some clients with their data, in the round that was last."""
@@ -252,6 +274,7 @@ def world(row: Row, federation: Toy, net: Net = NETS["mlp"], **settings: Any) ->
         data={"name": "digits"},
         partition={"name": "iid", "num_clients": len(federation.clients)},
         model={"name": f"{__name__}:{net.build.__name__}", "head": "head", "buffers": net.buffers},
+        personal_model=[{"name": f"{__name__}:{name}", "head": "head"} for name in row.personal],
         training=training(row),
         method=row.options,
         seed=3,

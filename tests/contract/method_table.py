@@ -6,30 +6,33 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pytest
-import torch
+import ua_pdfl_rows
 
+from raypfl.algebra import erk_counts
 from raypfl.config import StrictModel
-from raypfl.methods import METHODS, Method, start, ua_pdfl
+from raypfl.methods import METHODS, Method
+from raypfl.methods.apple import Config as APPLE
+from raypfl.methods.dispfl import Config as DisPFL
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
 from raypfl.methods.fedavg import Config as FedAvg
 from raypfl.methods.fedcac import Config as FedCAC
+from raypfl.methods.fedfomo import Config as FedFomo
 from raypfl.methods.fedpac import Config as FedPAC
 from raypfl.methods.fedper import Config as FedPer
+from raypfl.methods.fedproto import Config as FedProto
 from raypfl.methods.fedrep import Config as FedRep
 from raypfl.methods.fedrod import Config as FedRoD
 from raypfl.methods.fedrod_hyper import Config as FedRoDHyper
 from raypfl.methods.fedtc import Config as FedTC
+from raypfl.methods.fml import Config as FML
 from raypfl.methods.local import Config as Local
 from raypfl.methods.one_lambda import Config as OneLambda
 from raypfl.methods.peer_fedavg import Config as PeerFedAvg
 from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
-from raypfl.methods.ua_pdfl import BOTH
-from raypfl.methods.ua_pdfl import Config as UAPDFL
-from raypfl.methods.ua_pdfl_decision import draw_peer
-from raypfl.rng import NOBODY, key
+from raypfl.methods.pfml import Config as PFML
 from raypfl.topology import Full
 from raypfl.training import Network
 
@@ -76,6 +79,10 @@ def feature(net: Network, participants: int) -> int:
     return (net.head.stop - net.head.start) // 3 - 1
 
 
+def one(net: Network, participants: int) -> int:
+    return 1
+
+
 def body_head_and_statistics(net: Network, participants: int) -> int:
     """Besides extractor and head, features of all 3 classes and a number."""
     return body_and_head(net, participants) + 3 * feature(net, participants) + 1
@@ -96,71 +103,34 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
-def answers_heard(net: Network, participants: int, *, auxiliary: bool = True) -> int:
-    """Logits of the unit input, the features they are of and the number of samples, of everyone else."""
-    features = net.bind(net.draw(0)).features(torch.zeros(1, 1, *net.input_shape, dtype=net.dtype)).numel()
-    return (participants - 1) * (net.num_outputs + auxiliary * features + 1)
-
-
-def answers_and_a_model(net: Network, participants: int) -> int:
-    """Whatever travels of one model besides."""
-    return answers_heard(net, participants) + (participants > 1) * net.shared.stop
-
-
-def answers_and_extractors(net: Network, participants: int) -> int:
-    """Whatever travels of all extractors besides."""
-    return answers_heard(net, participants) + (participants - 1) * body(net, participants)
-
-
-def answers_and_models(net: Network, participants: int) -> int:
-    """Whatever travels of all models besides."""
-    return answers_heard(net, participants) + (participants - 1) * net.shared.stop
-
-
-def extractors_and_a_head(net: Network, participants: int) -> int:
-    """All extractors besides one model's own, in place of features that a peer can find with them."""
-    if net.private.start != net.private.stop:
-        return answers_and_a_model(net, participants)
-    head = net.shared.stop - body(net, participants)
-    return (
-        answers_heard(net, participants, auxiliary=False)
-        + (participants - 1) * body(net, participants)
-        + (participants > 1) * head
-    )
-
-
-def as_decided(net: Network, participants: int, down: Any) -> list[int]:
-    """Besides answers one model, or all extractors and the heads of those that are close."""
-    extractors = (participants - 1) * body(net, participants)
-    head = net.shared.stop - body(net, participants)
-    return [
-        answers_heard(net, participants) + (net.shared.stop if pick >= 0 else extractors + close * head)
-        for pick, close in zip(down.pick.tolist(), (down.asked == BOTH).sum(1).tolist(), strict=True)
-    ]
-
-
 def nothing_else(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
-    """No draws but those of cohorts belong to a client's label."""
+    """No draw depends on the order of labels."""
 
 
-def picks_move(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
-    """Whose model a client takes moves with both."""
-
-    def moved(seed: int, round: int, peer: int, candidates: torch.Tensor) -> int:
-        labels = torch.tensor(sorted(order[candidate] for candidate in candidates.tolist()))
-        return list(order).index(draw_peer(seed, round, order[peer], labels))
-
-    patch.setattr(ua_pdfl, "draw_peer", moved)
+def five_others(net: Network, participants: int) -> int:
+    """The parameters of five models."""
+    return 5 * net.num_weights
 
 
-def picks_and_starts_move(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
-    """Besides, where each client starts."""
+def six_models(net: Network, participants: int) -> int:
+    """Whatever travels of six models."""
+    return 6 * net.shared.stop
 
-    def moved(seed: int, purpose: str, round: int = 0, client: int = NOBODY) -> int:
-        return key(seed, purpose, round, client if client == NOBODY else order[client])
 
-    picks_move(patch, order)
-    patch.setattr(start, "key", moved)
+def model_and_six_scores(net: Network, participants: int) -> int:
+    """Whatever travels of a model, and a number for each of six."""
+    return net.shared.stop + 6
+
+
+def sparse_models_heard(net: Network, participants: int) -> int:
+    """The trained weights and whatever travels of running statistics, of everyone else."""
+    statistics = net.travelling.stop - net.travelling.start
+    return (participants - 1) * (sum(erk_counts(net.shapes, 0.6)) + statistics)
+
+
+def masks_heard(net: Network, participants: int) -> int:
+    """A bit a parameter, in whole bytes, of everyone else."""
+    return (participants - 1) * mask(net, participants)
 
 
 class Row(NamedTuple):
@@ -172,21 +142,28 @@ class Row(NamedTuple):
     down: Payload
     masks_up: Payload = nothing
     """Bytes of bit masks that a participant sends besides."""
+    masks_down: Payload = nothing
+    """Bytes of bit masks that a participant receives besides."""
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
     """Values that it receives besides for each class that participants of the round before have."""
+    counts_up_per_class: Payload = nothing
+    """Whole numbers, of 8 bytes each, that a participant sends besides for each class it has samples of."""
     decided: Callable[[Network, int, Any], list[int]] | None = None
     """Values that each participant receives where that is decided in the round, by the downloaded message;
     `down` is then of the first round."""
     moves: Callable[[pytest.MonkeyPatch, Sequence[int]], None] = nothing_else
-    """Lets further draws that belong to a client's label move with the client."""
-    away: Literal["own", "newest", "own head", "own residual", "own shares"] = "own"
+    """Lets draws that depend on the order of labels move with the clients."""
+    away: Literal["own", "newest", "own head", "own residual", "own shares", "own by newest"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
-    extractor with its own head, the newest shared model with its own head added to that model's, or that with
-    what the newest shared parameters make of its own label shares."""
+    extractor with its own head, the newest shared model with its own head added to that model's, that with
+    what the newest shared parameters make of its own label shares, or its own last model and, behind its
+    columns, what the server newly says about how to read it."""
     collaborates: bool = True
     """Whether a client's data ever reach the others' models."""
+    chooses: bool = False
+    """Whether a client takes only those models that suit its own data: not those of all others."""
     sent_as_stored: bool = True
     """Whether messages are exactly the arrays that cross process borders; else `sent_*` say what would be."""
     moving: frozenset[str] = frozenset()
@@ -195,6 +172,10 @@ class Row(NamedTuple):
     """Whether messages go from client to client; `down` is then what a client hears."""
     momentum: Literal["reset", "keep"] = "reset"
     """Over rounds; only local training knows of it, and the method should not notice."""
+    trains: Literal["sampled", "all"] = "sampled"
+    """Who trains in a round; the sampled clients alone upload."""
+    personal: tuple[str, ...] = ()
+    """Clients' own architectures, by their names in the harness, where they are not the shared one."""
     tolerance: float = 1e-9
     """Float64 differences between one client at a time and all at once, after three rounds."""
 
@@ -205,6 +186,8 @@ class Row(NamedTuple):
 FULL = Full(weights="samplesize")
 """Everyone hears everyone: no draw that belongs to a client's label."""
 PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
+SPARSE = {"topology": FULL, "density": 0.6, "anneal_rounds": 6}
+MASKED = {**PEERS, "down": sparse_models_heard, "masks_down": masks_heard}
 
 TABLE = [
     Row("local", Local(), up=nothing, down=nothing, collaborates=False),
@@ -228,11 +211,69 @@ TABLE = [
         sent_as_stored=False,
         collaborates=False,
     ),
+    *(
+        Row(
+            f"fedfomo {name}".strip(),
+            # As many as there are clients: whom ties leave out depends on labels.
+            FedFomo(num_models=6, **options),
+            up=model_and_six_scores,
+            down=six_models,
+            chooses=True,
+            sent_as_stored=False,
+            momentum=momentum,
+        )
+        for name, options, momentum in [
+            ("", {}, "reset"),
+            ("paper, l1", {"no_gain": "paper", "distance": "l1"}, "reset"),
+            ("explores, kept momentum", {"epsilon": 0.5, "validation": 0.3}, "keep"),
+        ]
+    ),
+    *(
+        Row(f"apple {name}".strip(), APPLE(**options), up=weights, down=five_others, sent_as_stored=False)
+        for name, options in [
+            ("", {"eta2": 0.01}),
+            ("cos, momentum", {"eta2": 0.01, "schedule": "cos", "p_momentum": 0.9, "L": 2}),
+            # As many as there are others: whom a draw leaves out depends on labels.
+            ("caches", {"eta2": 0.01, "max_downloads": 5}),
+        ]
+    ),
     Row("fedper", FedPer(), up=body, down=body, away="own head"),
     Row("fedrep", FedRep(head_epochs=2), up=body, down=body, away="own head"),
     Row("fedrep kept momentum", FedRep(head_epochs=2), up=body, down=body, away="own head", momentum="keep"),
     Row("fedrep fresh features", FedRep(features="fresh"), up=body, down=body, away="own head"),
     Row("fedrep uniform", FedRep(head_epochs=2, aggregation="uniform"), up=body, down=body, away="own head"),
+    Row(
+        "fedproto",
+        FedProto(),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own by newest",
+        sent_as_stored=False,
+    ),
+    Row(
+        "fedproto during, by counts, own classes",
+        FedProto(proto_pass="during", proto_weight="count", proto_absent="drop", classes="own"),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        counts_up_per_class=one,
+        away="own by newest",
+        sent_as_stored=False,
+    ),
+    Row(
+        "fedproto all epochs, kept momentum",
+        FedProto(proto_pass="all_epochs"),
+        up=nothing,
+        down=nothing,
+        up_per_class=feature,
+        down_per_class=feature,
+        away="own by newest",
+        sent_as_stored=False,
+        momentum="keep",
+    ),
     Row("fedrod", FedRoD(), up=model, down=model, away="own residual"),
     Row("fedrod zero", FedRoD(personal_init="zero"), up=model, down=model, away="own residual"),
     Row(
@@ -281,6 +322,48 @@ TABLE = [
         down=model,
     ),
     Row(
+        "pfedme all train",
+        PFedMe(lam=5.0, rate=0.1, inner_rate=0.1, inner_steps=3, local_batches=4, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
+    Row("pfml", PFML(lam=5.0, rate=0.1, local_batches=4), up=model, down=model),
+    Row(
+        "pfml reset, beyond the mean",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.5, aux="reset", agg_weight="size"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml anchor, of m",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, aux="anchor", pm="m"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml gauss_seidel",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, inner_rate=0.05, inner_order="gauss_seidel"),
+        up=model,
+        down=model,
+    ),
+    Row(
+        "pfml all train",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0, update_scope="all"),
+        up=model,
+        down=model,
+        trains="all",
+    ),
+    Row(
+        "pfml other models",
+        PFML(lam=5.0, rate=0.1, local_batches=4, beta=1.0),
+        up=model,
+        down=model,
+        personal=("wide", "conv"),
+    ),
+    Row("fml", FML(), up=model, down=model),
+    Row("fml other models", FML(alpha=0.7, beta=0.3), up=model, down=model, personal=("wide", "conv")),
+    Row(
         "fedpac",
         FedPAC(head_lr=0.2),
         up=body_head_and_statistics,
@@ -304,61 +387,8 @@ TABLE = [
     Row("peer_fedavg", PeerFedAvg(topology=FULL), down=models_heard, **PEERS),
     Row("peer_fedavg kept momentum", PeerFedAvg(topology=FULL), down=models_heard, momentum="keep", **PEERS),
     Row("peer_fedper", PeerFedPer(topology=FULL), down=bodies_heard, **PEERS),
-    Row(
-        "ua_pdfl",
-        UAPDFL(topology=FULL, tau=0.03),
-        down=answers_and_a_model,
-        decided=as_decided,
-        moves=picks_move,
-        **PEERS,
-    ),
-    Row(
-        "ua_pdfl never close, kept momentum",
-        UAPDFL(topology=FULL, tau=-1.0),
-        down=answers_and_extractors,
-        momentum="keep",
-        **PEERS,
-    ),
-    Row(
-        "ua_pdfl always drops, own starts, kept momentum",
-        UAPDFL(topology=FULL, tau=1.0, init="independent"),
-        down=answers_and_a_model,
-        momentum="keep",
-        moves=picks_and_starts_move,
-        **PEERS,
-    ),
-    Row(
-        "ua_pdfl as the code",
-        UAPDFL(
-            topology=FULL,
-            tau=1.0,
-            drop_strict=True,
-            heads_strict=False,
-            prox_input="batch",
-            aux_avg="samplesize_peers",
-        ),
-        down=extractors_and_a_head,
-        moves=picks_move,
-        **PEERS,
-    ),
-    Row(
-        "ua_pdfl without dropout, jeffreys, sum, zeros",
-        UAPDFL(
-            topology=FULL,
-            tau=100.0,
-            divergence="jeffreys",
-            use_cd=False,
-            prox_reduce="sum",
-            mu=0.1,
-            unit="zeros",
-        ),
-        down=answers_and_models,
-        **PEERS,
-    ),
-    Row(
-        "ua_pdfl without layers",
-        UAPDFL(topology=FULL, tau=0.0, drop_strict=True, use_lp=False),
-        down=answers_and_models,
-        **PEERS,
-    ),
+    Row("dispfl", DisPFL(**SPARSE), **MASKED),
+    Row("dispfl kept momentum", DisPFL(clip=0.5, **SPARSE), momentum="keep", **MASKED),
+    Row("dispfl random common", DisPFL(regrow="random", init_mask="common", **SPARSE), **MASKED),
+    *(Row(**PEERS, **row) for row in ua_pdfl_rows.ROWS),
 ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raypfl.engine.messages import decode, encode, put, stack, take
+from raypfl.engine.messages import decode, encode, put, stack, take, trim
 from raypfl.methods import Nothing
 
 CPU = torch.device("cpu")
@@ -79,6 +79,39 @@ def test_take_keeps_shared_fields_whole():
     # By name, not by shape: with one participant every field has one row.
     shared = take(note(1), torch.tensor([], dtype=torch.int64), frozenset({"w"}))
     assert shared.w.tolist() == [[0, 1, 2]] and shared.place.shape == (0, 1)
+
+
+class Shelf(NamedTuple):
+    models: Tensor
+    sizes: Tensor
+    place: Tensor
+
+
+POOLS = {"models": "place", "sizes": "place"}
+
+
+def shelf(*place: list[int]) -> Shelf:
+    return Shelf(torch.arange(12.0).view(1, 4, 3), torch.arange(4)[None, :, None], torch.tensor(place))
+
+
+def test_trim_keeps_the_rows_that_somebody_receives():
+    """Row numbers follow, and -1 stays: nobody receives another row than before."""
+    some = shelf([3, 0], [3, -1])
+    found = trim(some, POOLS)
+    assert found.models.tolist() == [[[0, 1, 2], [9, 10, 11]]] and found.sizes.tolist() == [[[0], [3]]]
+    assert found.place.tolist() == [[1, 0], [1, -1]]
+    assert torch.equal(some.place, shelf([3, 0], [3, -1]).place)
+
+
+def test_trim_copies_nothing_where_all_are_received():
+    whole = shelf([3, 0], [1, 2])
+    assert trim(whole, POOLS) is whole and trim(note(), {}).w.shape == (4, 3)
+
+
+def test_trim_leaves_nothing_for_nobody():
+    nobody = shelf([3, 0])._replace(place=torch.zeros(0, 2, dtype=torch.int64))
+    assert trim(nobody, POOLS).models.shape == (1, 0, 3)
+    assert trim(shelf([-1, -1]), POOLS).place.tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("rows", [[1], [3, 0], [0, 1, 2, 3], [2, 3, 1, 0]])

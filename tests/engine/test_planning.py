@@ -1,10 +1,18 @@
 """What a run would need: figures that can be checked by hand, and refusals before anything starts."""
 
+import re
+
 import pytest
+from small_runs import small_world
 
 import raypfl
+from raypfl import data
+from raypfl.configuration import expand, load
+from raypfl.data import Pool
 from raypfl.engine import planning
+from raypfl.engine.local import LocalEngine
 from raypfl.engine.placement import Node
+from raypfl.engine.world import World, make_world
 from raypfl.errors import PlacementError
 
 CONFIG = {
@@ -64,7 +72,68 @@ def test_memory_that_is_not_there_is_refused(monkeypatch):
         raypfl.plan(CONFIG)
 
 
+FOMO = "method={name: fedfomo, num_models: 3, epsilon: 0}"
+
+
+def world_of(*overrides: str) -> tuple[World, Pool]:
+    (config,) = expand(load(CONFIG, overrides)).values()
+    pool = data.load(config.data, config.seed)
+    return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
+
+
+def bytes_of(memory: str, what: str) -> float:
+    """The figure of the plan's line in bytes, to the digits that it has."""
+    value, unit = re.search(rf"([\d.]+) (bytes|kB|MB) {what}", memory).groups()
+    return float(value) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_models_that_clients_receive_are_counted(hosts):
+    """Participants receive 3 models each, their own and 0 and 1, the first two others: no pair has a row."""
+    world, pool = world_of(FOMO, f"engine.num_actors={hosts}")
+    engine = LocalEngine(world, pool)
+    _, work = engine.hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+    ids = [own.ids.tolist() for own in work]
+    models = [len({0, 1, *own, *([2] if set(own) & {0, 1} else [])}) for own in ids]
+    assert [own.down.models.shape[1] for own in work] == models
+    shown = lines(FOMO, f"engine.num_actors={hosts}")
+    assert bytes_of(shown["memory"], "received") == pytest.approx(4 * 650 * max(models), rel=0.05)
+    # Whatever hosts share, a real server sends 3 models to each of 4 participants.
+    assert shown["bytes a round"].split(",")[0].strip() == f"{4 * 3 * 650 * 4 / 1000:.1f} kB down"
+
+
+def test_memory_of_others_models_is_refused_with_the_arithmetic(monkeypatch):
+    """The affinities of 8 clients are 8 x 8 numbers, beside 8 models, the start of each."""
+    monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 2**20))
+    server = (8 * 650 + 8 * 8 + 2 * 8) * 4 / 1000
+    with pytest.raises(PlacementError, match=rf"received\), {server:.1f} kB server"):
+        raypfl.plan(CONFIG, [FOMO])
+
+
 def test_planning_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     raypfl.plan(CONFIG)
     assert not list(tmp_path.iterdir())
+
+
+def test_models_that_clients_keep_are_said_and_not_counted_as_traffic():
+    one, other = "{name: mlp, hidden: [10]}", "{name: linear}"
+    options = ["method={name: pfml, beta: 1}", f"personal_model=[{one}, {other}]"]
+    shown = lines(*options)
+    assert f"{PARAMETERS} parameters" in shown["model"]
+    assert shown["model"].endswith("personal: mlp (760), linear (650)")
+    assert shown["bytes a round"].strip() == "10.4 kB down, 10.4 kB up"
+
+
+def test_everybody_downloads_where_everybody_trains():
+    shown = lines("method={name: pfedme, update_scope: all}")
+    assert shown["bytes a round"].strip() == "20.8 kB down, 10.4 kB up"
+    assert shown["participants"].strip() == "8 a round, 4 rounds"
+
+
+def test_time_is_that_of_the_steps_asked_for():
+    """Four steps of ten samples are two passes over twenty."""
+    world, _ = small_world("training.steps=4", method="fedavg")
+    assert planning._epochs(world) == 2.0
+    world, _ = small_world("training.epochs=3", method="fedavg")
+    assert planning._epochs(world) == 3

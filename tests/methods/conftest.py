@@ -59,12 +59,20 @@ class Toy:
         x = draw.normal(size=(len(owner), features)) + np.eye(classes, features)[y]
         self.x, self.y = torch.from_numpy(x).to(dtype), torch.from_numpy(y)
         self.indices = [np.flatnonzero(owner == client) for client in range(len(sizes))]
-        built = (MLP(hidden=(hidden,)) if hidden else Linear()), (features,), classes
-        self.net = Network(
-            lambda: build(*built).module, build(*built).head, input_shape=(features,), dtype=dtype
-        )
+        self.dtype, self.features = dtype, features
+        self.net = self.network(hidden)
         counts = torch.stack([self.y[own].bincount(minlength=classes) for own in self.indices])
         self.clients = Clients(torch.arange(len(sizes)), torch.tensor(sizes), counts)
+
+    def network(self, hidden: int = 0) -> Network:
+        """A network for these samples, linear or with a hidden layer."""
+        built = (MLP(hidden=(hidden,)) if hidden else Linear()), (self.features,), self.classes
+        return Network(
+            lambda: build(*built).module,
+            build(*built).head,
+            input_shape=(self.features,),
+            dtype=self.dtype,
+        )
 
     def rows(self, scale: float = 1.0, seed: int = 0) -> Tensor:
         """Models of all clients that differ: `[N, width]`, zeros in the padding."""
@@ -87,6 +95,10 @@ class Toy:
         """A round of these participants, or of everybody."""
         chosen = torch.arange(len(self.indices)) if ids is None else torch.tensor(ids)
         return Plan(round, chosen, self.clients.sizes[chosen])
+
+    def plan_of(self, method: AnyMethod, hub: Any, round: int = 1, ids: Sequence[int] | None = None) -> Plan:
+        """A method's own plan of a round of these participants, or of everybody."""
+        return method.plan(self.net, hub, self.clients, round, lambda round: self.plan(round, ids).ids)
 
     def cohort(self, plan: Plan) -> Cohort:
         """A plan's participants, with their data."""
@@ -116,7 +128,9 @@ class Toy:
         own, up = method.local_update(cohort, take(state, plan.ids), down)
         if cohort.velocity is not None:
             self.velocity[plan.ids] = cohort.velocity
-        return Round(method.aggregate(self.net, hub, up, plan), put(state, plan.ids, own), down, up)
+        sent = take(up, plan.uploads.nonzero()[:, 0])
+        hub = method.aggregate(self.net, hub, sent, plan.of_senders())
+        return Round(hub, put(state, plan.ids, own), down, up)
 
     def run(
         self,
@@ -129,7 +143,9 @@ class Toy:
         self.velocity = torch.zeros(len(self.indices), self.net.num_weights, dtype=self.net.dtype)
         history = []
         for number in range(1, rounds + 1):
-            history.append(self.round(method, hub, state, self.plan(number, participants(number))))
+            history.append(
+                self.round(method, hub, state, self.plan_of(method, hub, number, participants(number)))
+            )
             hub, state = history[-1].hub, history[-1].state
         return history
 

@@ -6,7 +6,8 @@ from torch.nn import functional
 
 from raypfl.engine.messages import take
 from raypfl.methods import Plan
-from raypfl.methods.fedavg import Config, Down, FedAvg, Hub, Up
+from raypfl.methods.fedavg import Config, FedAvg
+from raypfl.methods.global_model import Down, Hub, Up
 
 METHOD = FedAvg(Config())
 

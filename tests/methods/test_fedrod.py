@@ -7,7 +7,8 @@ from torch.nn import functional
 from raypfl.errors import ConfigError
 from raypfl.methods.fedavg import Config as FedAvgConfig
 from raypfl.methods.fedavg import FedAvg
-from raypfl.methods.fedrod import Config, Down, FedRoD, log_prior, two_losses
+from raypfl.methods.fedrod import Config, FedRoD, log_prior, two_losses
+from raypfl.methods.global_model import Down
 from raypfl.models import MLP, build
 from raypfl.training import SGD, Batch, Network, TrainingConfig
 
@@ -42,7 +43,7 @@ def test_classes_that_a_client_lacks_leave_the_loss_finite(make_toy):
     start = METHOD.init_hub(toy.net, toy.clients).w
     torch.testing.assert_close(done.hub.w, start, rtol=1e-14, atol=1e-16)
     cohort = toy.cohort(toy.plan())
-    METHOD.local_update(cohort, METHOD.init_state(toy.net, toy.clients), Down(start))
+    METHOD.local_update(cohort, METHOD.init_state(toy.net, toy.clients), Down(start, start[:, :0]))
     assert cohort.losses.isfinite().all()
 
 
@@ -106,7 +107,8 @@ def test_unequal_counts_do_not(deep):
 def test_without_personal_part_both_models_are_one(deep):
     method = FedRoD(Config(personal_init="zero"))
     state = method.init_state(deep.net, deep.clients)
-    down = Down(deep.rows()[:1, deep.net.shared])
+    w = deep.rows()[:1, deep.net.weights]
+    down = Down(w, w[:, :0])
     assert torch.equal(method.personalised(deep.net, state, down), method.global_model(deep.net, state, down))
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from raypfl.methods import per_fedavg
+from raypfl.methods.global_model import Hub
 from raypfl.methods.per_fedavg import Config, PerFedAvg
 from raypfl.training import SGD, TrainingConfig, cross_entropy_per_sample
 
@@ -208,7 +209,7 @@ def test_only_the_outer_step_decays(make_toy, monkeypatch):
     w = toy.weights(toy.rows())[:1]
     moved = []
     for federation in (toy, steady):
-        hub = per_fedavg.Hub(w)
+        hub = Hub(w, w[:, :0])
         state = make().init_state(federation.net, federation.clients)
         moved.append(federation.round(make(), hub, state, federation.plan(3)).up.w - w)
     torch.testing.assert_close(moved[0], 0.25 * moved[1], rtol=1e-11, atol=1e-13)

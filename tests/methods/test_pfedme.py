@@ -34,7 +34,8 @@ def reference(toy, method, rounds):
         uploads, thetas = [], []
         for client in range(len(toy.indices)):
             w = theta = hub
-            for batch in toy.batches(round, client, steps=config.local_batches):
+            met = config.local_batches and torch.tensor([(round - 1) * config.local_batches])
+            for batch in toy.batches(round, client, steps=config.local_batches, first=met):
                 for _ in range(config.inner_steps):
                     leaf = theta.clone().requires_grad_()
                     row = net.assemble(leaf[None])
@@ -58,7 +59,7 @@ def test_is_the_papers_algorithm(local_batches, make_toy):
     )
     theta, w, hub = reference(toy, method, 2)
     done = toy.run(method, 2)[-1]
-    for found, expected in ((toy.weights(done.state.personal), theta), (done.up.w, w), (done.hub.w[0], hub)):
+    for found, expected in ((toy.weights(done.state.theta), theta), (done.up.w, w), (done.hub.w[0], hub)):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -70,8 +71,11 @@ def test_what_is_kept_is_theta_and_not_the_upload(toy):
     assert (toy.weights(kept) - done.up.w).abs().max() > 1e-2
     assert (toy.weights(kept) - done.hub.w).abs().max() > 1e-2
     same = toy.run(other, 2)[-1]
-    assert torch.equal(toy.weights(same.state.personal), same.up.w)
+    uploaded = other.personalised(toy.net, same.state, same.down, same.up)
+    assert torch.equal(toy.weights(uploaded), same.up.w)
     assert torch.equal(same.up.w, done.up.w), "which model is evaluated changes no training"
+    assert torch.equal(other.alternative(toy.net, same.state, same.down), kept)
+    assert torch.equal(method.alternative(toy.net, done.state, done.down), uploaded)
 
 
 def test_theta_solves_the_proximal_problem(quadratic):
@@ -80,7 +84,7 @@ def test_theta_solves_the_proximal_problem(quadratic):
     done = quadratic.run(method, 1)[0]
     w = method.init_hub(quadratic.net, quadratic.clients).w
     solution = (quadratic.targets() + 3 * w) / 4
-    torch.testing.assert_close(quadratic.weights(done.state.personal), solution, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(quadratic.weights(done.state.theta), solution, rtol=1e-11, atol=1e-12)
     envelope = torch.autograd.functional.jacobian(
         lambda w: 3 / (2 * 4) * (w - quadratic.targets()).square().sum(), w
     )
@@ -95,7 +99,7 @@ def test_mu_shrinks_theta_and_not_the_anchor(quadratic):
     done = quadratic.run(method, 1)[0]
     w = method.init_hub(quadratic.net, quadratic.clients).w
     solution = (quadratic.targets() + 3 * w) / 4.5
-    torch.testing.assert_close(quadratic.weights(done.state.personal), solution, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(quadratic.weights(done.state.theta), solution, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 1e-5)])
@@ -115,7 +119,7 @@ def test_one_step_that_is_followed_whole_is_fedavg(dtype, tolerance, make_toy):
 def test_whole_steps_take_w_to_theta(toy):
     """With eta lam = 1, w_i = theta after every batch."""
     done = toy.run(make(lam=4, rate=0.25, inner_rate=0.2), 1)[0]
-    torch.testing.assert_close(done.up.w, toy.weights(done.state.personal), rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(done.up.w, toy.weights(done.state.theta), rtol=1e-14, atol=1e-15)
 
 
 def test_without_lambda_w_stays_and_theta_is_plain_sgd(make_toy):
@@ -128,14 +132,14 @@ def test_without_lambda_w_stays_and_theta_is_plain_sgd(make_toy):
     assert all(torch.equal(done.up.w, start.expand(4, -1)) for done in history)
     torch.testing.assert_close(history[-1].hub.w, start, rtol=1e-14, atol=1e-15)
     plain = toy.run(FedAvg(FedAvgConfig()), 1)[0]
-    theta = toy.weights(history[0].state.personal)
+    theta = toy.weights(history[0].state.theta)
     torch.testing.assert_close(theta, plain.up.w, rtol=1e-13, atol=1e-14)
 
 
 def test_without_inner_steps_nothing_moves(toy):
     done = toy.run(make(inner_steps=0), 1)[0]
-    start = make().init_state(toy.net, toy.clients).personal
-    assert torch.equal(done.state.personal, start) and torch.equal(done.up.w, toy.weights(start))
+    start = make().init_state(toy.net, toy.clients).theta
+    assert torch.equal(done.state.theta, start) and torch.equal(done.up.w, toy.weights(start))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 2.0])
@@ -163,16 +167,16 @@ def test_theta_goes_on_from_batch_to_batch(make_toy):
     """With w_i at rest, R batches of one step are R steps of theta; a restart at w_i would undo them."""
     toy = make_toy((4, 4), training=TrainingConfig(epochs=1, batch_size=4), dtype=torch.float64)
     options = {"lam": 0, "rate": 0, "inner_rate": 0.1}
-    batches = toy.run(make(**options, inner_steps=1, local_batches=6), 1)[0].state.personal
-    steps = toy.run(make(**options, inner_steps=6, local_batches=1), 1)[0].state.personal
+    batches = toy.run(make(**options, inner_steps=1, local_batches=6), 1)[0].state.theta
+    steps = toy.run(make(**options, inner_steps=6, local_batches=1), 1)[0].state.theta
     torch.testing.assert_close(batches, steps, rtol=1e-12, atol=1e-14)
 
 
 def test_absent_clients_keep_their_theta_and_new_ones_have_the_start(toy):
     history = toy.run(make(), 2, lambda round: [[0, 1], [1, 2]][round - 1])
-    first, second = (done.state.personal for done in history)
+    first, second = (done.state.theta for done in history)
     assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
-    assert torch.equal(second[3], make().init_state(toy.net, toy.clients).personal[3])
+    assert torch.equal(second[3], make().init_state(toy.net, toy.clients).theta[3])
 
 
 def test_step_sizes_follow_the_decay(make_toy):
@@ -180,7 +184,7 @@ def test_step_sizes_follow_the_decay(make_toy):
     training = TrainingConfig(epochs=1, batch_size=100, lr_decay=0.001)
     toy = make_toy(training=training, dtype=torch.float64)
     history = toy.run(make(), 2)
-    moved = [(toy.weights(done.state.personal) - done.down.w).norm() for done in history]
+    moved = [(toy.weights(done.state.theta) - done.down.w).norm() for done in history]
     assert 0 < moved[1] < 0.01 * moved[0]
 
 

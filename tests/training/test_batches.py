@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from raypfl.training import Samples
-from raypfl.training.batches import Batch, gather, in_order, shuffled, steps_of, together
+from raypfl.training.batches import Batch, continued, gather, in_order, shuffled, steps_of, together
 
 INDICES = [np.array([10, 11, 12, 13, 14, 15, 16]), np.array([20, 21, 22, 23]), np.array([30])]
 """Seven, four and one sample: with batches of 3, all leave a last batch of one."""
@@ -46,6 +46,32 @@ def test_padding_and_grouping_visit_the_same_samples_in_the_same_order():
 def test_inputs_and_labels_stay_together():
     for batch in batches(pad=False):
         assert torch.equal(batch.x[..., 0], batch.y.to(batch.x.dtype))
+
+
+def stream(first: list[int], steps: int) -> list[list[tuple[int, ...]]]:
+    """The batches that each client meets from a place in its stream on, as sets of samples in order."""
+    plans = continued(INDICES, lambda place, epoch: 100 * place + epoch, first, steps, 3)
+    return [
+        [tuple(row[:size].tolist()) for row, size in zip(plan.rows[0], plan.sizes[0], strict=True)]
+        for plan in plans
+    ]
+
+
+def test_a_stream_goes_on_where_it_ended():
+    """Two rounds of two batches are one of four, for clients at different places; so are four of one."""
+    whole = stream([0, 1, 5], 4)
+    parts = [stream([0, 1, 5], 2), stream([2, 3, 7], 2)]
+    assert [one + two for one, two in zip(*parts, strict=True)] == whole
+    single = [stream([step, 1 + step, 5 + step], 1) for step in range(4)]
+    assert [sum(ones, []) for ones in zip(*single, strict=True)] == whole
+
+
+def test_a_stream_is_reshuffled_passes():
+    """Each client's first passes, of three, two and one batches, hold every sample once, in new orders."""
+    for own, met, length in zip(INDICES, stream([0, 0, 0], 6), (3, 2, 1), strict=True):
+        passes = [sum(met[start : start + length], ()) for start in range(0, 6, length)]
+        assert all(sorted(order) == own.tolist() for order in passes)
+        assert len(own) == 1 or len(set(passes)) == len(passes)
 
 
 def test_last_short_batch_is_kept():

@@ -67,6 +67,55 @@ def test_fit_equals_a_plain_loop(cohort, data, build, ours, theirs, width):
     assert fitted.moments.steps.tolist() == [4, 2, 6, 4]
 
 
+@pytest.mark.parametrize("width", [1, K])
+def test_steps_in_place_of_epochs(cohort, width):
+    """Seven steps for every client, the first of as many epochs as they take."""
+    net = network(mlp)
+    w = draws(net)
+    fitted = cohort(net, steps=7, width=width).fit(w, cross_entropy)
+    assert fitted.moments.steps.tolist() == [7] * K
+    # Client 2 has three batches an epoch: its first six steps are two epochs.
+    two, six = (
+        cohort(net, width=width, ids=[2], **amount).fit(w[2:3], cross_entropy).w
+        for amount in ({"epochs": 2}, {"steps": 6})
+    )
+    close(two, six)
+    assert not torch.equal(fitted.w[2:3], six)
+    # A method that asks for passes gets passes.
+    assert cohort(net, steps=7).fit(w, cross_entropy, epochs=1).moments.steps.tolist() == [2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("width", [1, 2, K])
+def test_streams_go_on_from_round_to_round(cohort, data, width):
+    """What a client meets depends on its own position, not on the round or on who is beside it."""
+    net = network(mlp)
+    met = {}
+
+    def work(name):
+        def collect(chunk, first):
+            for batch in chunk.batches(steps=2, first=first):
+                for row, client in enumerate(chunk.ids.tolist()):
+                    size = int(batch.sizes[row])
+                    met.setdefault((name, client), []).append(batch.x[row, :size])
+            return (first,)
+
+        return collect
+
+    zeros = torch.zeros(K, dtype=torch.int64)
+    cohort(net, width=width, round=1).run(work("first"), zeros)
+    cohort(net, width=width, round=2).run(work("second"), zeros + 2)
+    cohort(net, width=width, round=9).run(work("again"), torch.arange(K) % 2 * 2)
+    for client in range(K):
+        same = met["second" if client % 2 else "first", client]
+        assert all(torch.equal(*pair) for pair in zip(met["again", client], same, strict=True))
+    # Client 2 has seven samples: two batches of three, and in the next round the one that is left.
+    first = torch.cat(met["first", 2])
+    assert len(first) == 6 and len(first.unique(dim=0)) == 6
+    pool = data.pool.x[torch.tensor(data.train[2])]
+    last = met["second", 2][0]
+    assert len(last) == 1 and len(torch.cat([first, last]).unique(dim=0)) == len(pool) == 7
+
+
 @pytest.mark.parametrize("build", [mlp, conv, Nested])
 @pytest.mark.parametrize("piece", ["head", "extractor"])
 def test_training_one_piece_equals_a_plain_loop_over_its_parameters(cohort, data, build, piece):
@@ -409,3 +458,35 @@ def test_dropout_draws_differ_between_clients(cohort):
     dropped = out[0] == 0
     assert dropped.any()
     assert not (dropped == dropped[:1]).all()
+
+
+@pytest.mark.parametrize("fraction, sizes", [(0.2, [1, 1, 1, 1]), (0.29, [1, 1, 2, 1]), (0.9, [4, 1, 6, 3])])
+def test_held_out_samples_are_a_fixed_part_of_the_training_samples(cohort, data, fraction, sizes):
+    """Of 5, 1, 7 and 4 samples, at least one and not all; a single one is trained on and held out."""
+    net = network(mlp)
+    split = cohort(net).held_out(fraction, "validation").data
+    assert [len(own) for own in split.validation] == sizes
+    for own, rest, held in zip(data.train, split.train, split.validation, strict=True):
+        if len(own) == 1:
+            assert rest.tolist() == held.tolist() == own.tolist()
+        else:
+            assert sorted([*rest, *held]) == sorted(own) and not set(rest) & set(held)
+    assert [own.tolist() for own in split.test] == [own.tolist() for own in data.test]
+    later = cohort(net, round=7, ids=(3, 2)).held_out(fraction, "validation").data
+    assert [own.tolist() for own in later.train] == [split.train[row].tolist() for row in (3, 2)]
+
+
+def test_held_out_samples_are_drawn_by_purpose_and_client(cohort, data):
+    """Not the last ones in stored order, where a client's classes may be sorted."""
+    one, other = (cohort(network(mlp)).held_out(0.5, purpose).data.validation for purpose in ("a", "b"))
+    assert [own.tolist() for own in one] != [own.tolist() for own in other]
+    assert [own.tolist() for own in one] != [own[-len(own) // 2 :].tolist() for own in data.train]
+
+
+def test_training_beside_held_out_samples_goes_on_from_the_kept_velocity(cohort):
+    """What is trained there is the clients' own momentum, too."""
+    net = network(mlp)
+    clients = cohort(net, optimizer=SGD(lr=0.1, momentum=0.9), momentum_state="keep")
+    clients.velocity = torch.zeros(K, net.num_weights, dtype=net.dtype)
+    clients.held_out(0.2, "validation").fit(draws(net), cross_entropy)
+    assert (clients.velocity != 0).any(1).all()

@@ -151,6 +151,30 @@ def test_one_head_row_is_shared(build):
     torch.testing.assert_close(head.grad[0], repeated.grad.sum(0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_models", [1, K])
+@pytest.mark.parametrize("num_heads", [1, K])
+@pytest.mark.parametrize("detach", [None, "own", "other"])
+def test_two_heads_at_once_are_bitwise_two_calls(num_models, num_heads, detach):
+    net, x = network(mlp), images(num_models)
+    w = torch.cat([net.draw(key) for key in range(num_models)])
+    heads = torch.cat([net.draw(10 + key) for key in range(min(num_heads, num_models))])[:, net.head]
+
+    def gradients(both):
+        m, other = in_training(net, w), heads.clone().requires_grad_()
+        own, second = both(m, other)
+        loss = own.square().sum() + second.exp().sum()
+        return own, second, *torch.autograd.grad(loss, [m.w, other])
+
+    def apart(m, other):
+        z = m.features(x)
+        own, second = (z.detach() if whose == detach else z for whose in ("own", "other"))
+        return m.classify(own), m.classify(second, head=other)
+
+    together = gradients(lambda m, other: m.logits_of_two(x, other, detach=detach))
+    for one, two in zip(together, gradients(apart), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_evaluation_never_touches_running_statistics():
     net = network(conv)
     w, x = draws(net, K), images()
