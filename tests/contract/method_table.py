@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import pytest
+import ua_pdfl_rows
 
 from raypfl.algebra import erk_counts
 from raypfl.config import StrictModel
@@ -103,6 +106,10 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
+def nothing_else(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
+    """No draw depends on the order of labels."""
+
+
 def five_others(net: Network, participants: int) -> int:
     """The parameters of five models."""
     return 5 * net.num_weights
@@ -172,6 +179,11 @@ class Row(NamedTuple):
     """Values that it receives besides for each class that participants of the round before have."""
     counts_up_per_class: Payload = nothing
     """Whole numbers, of 8 bytes each, that a participant sends besides for each class it has samples of."""
+    decided: Callable[[Network, int, Any], list[int]] | None = None
+    """Values that each participant receives where that is decided in the round, by the downloaded message;
+    `down` is then of the first round."""
+    moves: Callable[[pytest.MonkeyPatch, Sequence[int]], None] = nothing_else
+    """Lets draws that depend on the order of labels move with the clients."""
     away: Literal["own", "newest", "own head", "own residual", "own shares", "own by newest"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
     extractor with its own head, the newest shared model with its own head added to that model's, that with
@@ -442,4 +454,5 @@ TABLE = [
         packed_down={"quant": bytes_quantised},
         **PEERS,
     ),
+    *(Row(**PEERS, **row) for row in ua_pdfl_rows.ROWS),
 ]

@@ -84,6 +84,7 @@ def test_relabelling_clients_relabels_results(row, net, federation, monkeypatch)
             monkeypatch.setattr(module, "key", moved)
     of_label = personal.kinds_of
     monkeypatch.setattr(personal, "kinds_of", lambda net, ids: of_label(net, torch.tensor(SHUFFLED)[ids]))
+    row.moves(monkeypatch, SHUFFLED)
     renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED)).run(3)
     close(renamed.models(), named.models()[list(SHUFFLED)], row.tolerance)
 
@@ -154,7 +155,10 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
         concerned = (plan if direction == "down" else plan.of_senders()).ids
-        expected = payload(run.net, len(participants)) + extra[direction][concerned]
+        if direction == "down" and row.decided is not None:
+            expected = torch.tensor(row.decided(run.net, len(participants), down))
+        else:
+            expected = payload(run.net, len(participants)) + extra[direction][concerned]
         packed, counted = masks[direction], counts[direction][concerned]
         assert [values[client] for client in concerned.tolist()] == (expected + packed + counted).tolist()
         assert set(values) <= set(concerned.tolist())
