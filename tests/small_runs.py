@@ -22,6 +22,7 @@ from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.contract import Engine
 from raypfl.engine.driver import Driver
+from raypfl.engine.host import stored_type
 from raypfl.engine.world import World, make_world
 from raypfl.methods import METHODS
 from raypfl.records import checkpoints
@@ -104,7 +105,7 @@ def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
     hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
-    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), METHODS[method].state_type)
+    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), stored_type(METHODS[method].state_type))
     named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
     named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}
     return checkpoints.read_manifest(folder).round, named
