@@ -29,12 +29,10 @@ from raypfl.training.batches import (
     together,
 )
 from raypfl.training.config import Optimizer, TrainingConfig
+from raypfl.training.loop import Hook, Loop, Measure, Objective
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Moments
 
-Objective = Callable[..., Tensor]
-Hook = Callable[..., None]
-Measure = Callable[[Tensor, Batch], Tensor]
 Split = Literal["train", "validation", "test"]
 
 PASS_BATCH = 1000
@@ -164,7 +162,7 @@ class Cohort:
         """
         net = self.net
         chosen = self.training.optimizer if optimizer is None else optimizer
-        loop = _Loop(
+        loop = Loop(
             objective=objective,
             optimizer=chosen,
             lr=chosen.lr * self.training.decay(self.round),
@@ -391,63 +389,3 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
-
-
-class _Loop(NamedTuple):
-    """One `fit`: the settings, and the loop over a chunk's batches."""
-
-    objective: Objective
-    optimizer: Optimizer
-    lr: float
-    epochs: int | None
-    columns: slice
-    rho: float
-    on_gradient: Hook | None
-    after_step: Hook | None
-    measure: Measure | None
-    purpose: str
-
-    def train(
-        self,
-        chunk: Cohort,
-        w: Tensor,
-        first: Tensor,
-        second: Tensor,
-        steps: Tensor,
-        anchor: Tensor,
-        *rows: Tensor,
-    ) -> tuple[Tensor, ...]:
-        net = chunk.net
-        # Everything below is written in place, on memory made here.
-        w = w.clone(memory_format=torch.contiguous_format)
-        memory = Moments(first.clone(), second.clone(), steps.clone())
-        buffers = w[:, net.statistics].clone()
-        loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
-        measured = w.new_zeros(len(w), dtype=torch.float64)
-        for batch in chunk.batches(self.epochs, self.purpose):
-            at = batch.rows
-            leaf = w[at, self.columns].detach().requires_grad_()
-            m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
-            extras = [batch.narrow(extra) for extra in rows]
-            loss = self.objective(m, batch, *extras)
-            (g,) = torch.autograd.grad(loss.sum(), leaf)
-            with torch.no_grad():
-                if self.rho:
-                    g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
-                if self.measure is not None:
-                    measured[at] += self.measure(g, batch)
-                if self.on_gradient is not None:
-                    self.on_gradient(g, batch, *extras)
-                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
-                self.optimizer.step(moved, g, own, self.lr)
-                if self.after_step is not None:
-                    self.after_step(moved, batch, *extras)
-                if not isinstance(at, slice):
-                    # An index tensor gathers copies; a prefix is a view, and already in place.
-                    w[at, self.columns], buffers[at] = moved, m.buffers
-                    for field, part in zip(memory, own, strict=True):
-                        field[at] = part
-                loss_sum[at] += loss.detach() * batch.sizes
-                samples[at] += batch.sizes
-        w[:, net.statistics] = buffers
-        return w, *memory, loss_sum / samples, measured
