@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A process a core; what starts Ray stays in one of them.
+PARALLEL := -n auto --dist loadgroup
 
 .PHONY: run test quick lint types check
 .DEFAULT_GOAL := run
@@ -23,10 +25,10 @@ run: $(VENV)/.installed
 	$(BIN)/raypfl run configs/quickstart.yaml
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 quick: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

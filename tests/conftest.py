@@ -14,10 +14,11 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if "gpu" in item.keywords:
+        if "cluster" in getattr(item, "fixturenames", ()) or item.path.parent.name == "bench":
+            # One worker has the cluster, and what else starts actors: two at once would share two cores.
+            item.add_marker(pytest.mark.xdist_group("ray"))
+        if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

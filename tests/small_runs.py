@@ -105,8 +105,7 @@ def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
     hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
-    kept = stored_type(METHODS[method].state_type)
-    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), kept)
+    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), stored_type(METHODS[method].state_type))
     named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
     named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}
     return checkpoints.read_manifest(folder).round, named

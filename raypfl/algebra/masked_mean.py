@@ -40,14 +40,25 @@ def masked_mean(senders: Csr, w_NP: Tensor, mask_NP: Tensor, whole: Csr | None =
     smallest = torch.finfo(w_NP.dtype).tiny
     for block in blocks_of(slice(0, w_NP.shape[1]), w_NP):
         part_NB, mask_NB = w_NP[:, block], mask_NP[:, block]
-        total_RB = weighted_sum(senders, values_E, part_NB.where(mask_NB, 0.0))
-        weight_RB = weighted_sum(senders, values_E, mask_NB.to(w_NP.dtype))
+        total_RB = weighted_sum(senders, values_E, _only_where(mask_NB, part_NB))
+        # As bytes: conversion of bools is several times slower on a CPU.
+        weight_RB = weighted_sum(senders, values_E, mask_NB.view(torch.uint8).to(w_NP.dtype))
         if whole is not None:
             total_RB += weighted_sum(whole, whole.values.to(w_NP.dtype), part_NB)
             weight_RB += csr_row_sums(whole).to(w_NP.dtype)[:, None]
         # Without a sender the total is exactly 0.
         out_RP[:, block] = total_RB.div_(weight_RB.clamp_min_(smallest))
     return out_RP
+
+
+def _only_where(mask_NB: Tensor, part_NB: Tensor) -> Tensor:
+    """`part_NB` where the mask is true and 0 elsewhere, whatever stood there.
+
+    On the bits of the numbers: `torch.where` takes ten times as long on a CPU, and a product keeps NaN.
+    """
+    whole_number = torch.int32 if part_NB.dtype == torch.float32 else torch.int64
+    keep_NB = mask_NB.view(torch.uint8).to(whole_number).neg_()
+    return keep_NB.bitwise_and_(part_NB.view(whole_number)).view(part_NB.dtype)
 
 
 def _check(senders: Csr, w_NP: Tensor, mask_NP: Tensor, whole: Csr | None) -> None:

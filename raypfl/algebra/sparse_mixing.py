@@ -22,8 +22,8 @@ from torch.nn.functional import embedding_bag
 from raypfl.algebra.csr import Csr, csr_degrees, csr_row_sums, csr_take
 from raypfl.errors import ShapeError
 
-BLOCK_ENTRIES = 2**18
-"""Entries of a block of rows on a CPU: 1 MiB of float32, what a core's own cache holds."""
+BLOCK_ENTRIES = 2**17
+"""Entries of a block of rows on a CPU: with the mixed block 1 MiB of float32, what a core's cache holds."""
 
 BLOCK_ALIGNMENT = 64
 """Columns that a block is a multiple of: whole cache lines."""

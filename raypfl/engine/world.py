@@ -23,7 +23,7 @@ from raypfl.models import Architecture, build
 from raypfl.rng import key, numpy_generator, torch_seeded
 from raypfl.settings import RunConfig
 from raypfl.training import ClientData, Network, Samples
-from raypfl.training.network import check_split
+from raypfl.training.splitting import check_split
 
 AnyMethod = Method[Any, Any, Any, Any, Any]
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from raypfl.methods.apple import APPLE
 from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.criticalfl import CriticalFL
+from raypfl.methods.dfedavgm import DFedAvgM
 from raypfl.methods.dispfl import DisPFL
 from raypfl.methods.diversifed import DiversiFed
 from raypfl.methods.fedamp import FedAMP
@@ -49,6 +51,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "fedpac": FedPAC,
     "peer_fedavg": PeerFedAvg,
     "peer_fedper": PeerFedPer,
+    "dfedavgm": DFedAvgM,
+    "criticalfl": CriticalFL,
     "dispfl": DisPFL,
     "ua_pdfl": UAPDFL,
 }

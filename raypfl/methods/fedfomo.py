@@ -83,7 +83,7 @@ class Down(NamedTuple):
     statistics: Tensor
     """Their running statistics, where they travel, `[1, U, b]`."""
     place: Tensor
-    """Which of them a participant receives, in the order of their owners, int64 `[S, M]`; -1 for none."""
+    """Which of them a participant receives, in the order of their owners, int64 `[S, M]`."""
 
 
 class Up(NamedTuple):
@@ -179,18 +179,15 @@ class FedFomo(Method[Config, Hub, State, Down, Up]):
         return State(w, start), up
 
     def _gain(self, cohort: Cohort, state: State, down: Down) -> Tensor:
-        """r: float64 `[K, M]`; 0 for a model that is none, or that is o_i."""
+        """r: float64 `[K, M]`; exactly 0 for a model that is o_i."""
         net = cohort.net
         loss = validation_loss(cohort, state.before)
         gain = torch.zeros(down.place.shape, dtype=torch.float64, device=net.device)
         order: Literal[1, 2] = 2 if self.config.distance == "l2" else 1
         for number, place in enumerate(down.place.T):
-            received = (place >= 0)[:, None]
-            v = down.models[0, place.clamp_min(0)]
-            statistics = down.statistics[0, place.clamp_min(0)]
-            model = net.assemble(v, statistics, state.w[:, net.private])
-            model = torch.where(received, model, state.before)
-            distance = row_distances(model[:, net.weights], state.before[:, net.weights], order)
+            v = down.models[0, place]
+            model = net.assemble(v, down.statistics[0, place], state.w[:, net.private])
+            distance = row_distances(v, state.before[:, net.weights], order)
             r = (loss - validation_loss(cohort, model)) / (distance + GUARD)
             gain[:, number] = torch.where(distance > 0, r, 0.0)
         return gain

@@ -163,6 +163,23 @@ def continued(
     return plans
 
 
+def hold_out(own: np.ndarray, fraction: float, draw: int) -> tuple[np.ndarray, np.ndarray]:
+    """One client's samples that remain and those that are held out, both in stored order.
+
+    Args:
+        own: pool rows of its samples; a single one is in both.
+        fraction: of them are held out, rounded down, but at least one and not all.
+        draw: the key that says which.
+    """
+    if len(own) == 1:
+        return own, own
+    # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
+    count = min(max(int(fraction * len(own) + 1e-9), 1), len(own) - 1)
+    held = np.zeros(len(own), dtype=bool)
+    held[numpy_generator(draw).permutation(len(own))[:count]] = True
+    return own[~held], own[held]
+
+
 def in_order(indices: Sequence[np.ndarray], batch_size: int) -> list[Schedule]:
     """One pass over every client's samples in stored order."""
     return [_cut(own[None], batch_size) for own in indices]

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
-from raypfl.rng import key, numpy_generator, torch_seeded
+from raypfl.rng import key, torch_seeded
 from raypfl.training.batches import (
     Batch,
     Samples,
     continued,
     gather,
+    hold_out,
     in_order,
     padding,
     shuffled,
@@ -28,11 +29,10 @@ from raypfl.training.batches import (
     together,
 )
 from raypfl.training.config import Optimizer, TrainingConfig
+from raypfl.training.loop import Hook, Loop, Measure, Objective
 from raypfl.training.network import Network, Rows
 from raypfl.training.optim import SGD, Moments
 
-Objective = Callable[..., Tensor]
-Hook = Callable[..., None]
 Split = Literal["train", "validation", "test"]
 
 PASS_BATCH = 1000
@@ -46,6 +46,8 @@ class Fit(NamedTuple):
     """Rows `[K, width]`."""
     moments: Moments
     """The optimizer's memory, rows in the same order."""
+    measured: Tensor
+    """What `measure` found, summed over the steps of each client, float64 `[K]`; zeros without it."""
 
 
 class ClientData(NamedTuple):
@@ -134,6 +136,7 @@ class Cohort:
         moments: Moments | None = None,
         on_gradient: Hook | None = None,
         after_step: Hook | None = None,
+        measure: Measure | None = None,
         purpose: str = "batches",
     ) -> Fit:
         """Train every client from its row of `w` by mini-batch steps on `objective`.
@@ -153,11 +156,13 @@ class Cohort:
             moments: the optimizer's memory; if absent it is fresh, or the clients' kept velocity.
             on_gradient: `on_gradient(g, batch, *rows)` before a step; may change the gradients `[k, P]`.
             after_step: `after_step(w, batch, *rows)` after a step; may change the trained columns `[k, P]`.
+            measure: `measure(g, batch) -> [k]`, a number of each client's gradient at every step, as it is
+                before `on_gradient`; the sums are in the result.
             purpose: name of the keys of shuffles and random layers.
         """
         net = self.net
         chosen = self.training.optimizer if optimizer is None else optimizer
-        loop = _Loop(
+        loop = Loop(
             objective=objective,
             optimizer=chosen,
             lr=chosen.lr * self.training.decay(self.round),
@@ -166,6 +171,7 @@ class Cohort:
             rho=0.0 if pull is None else pull[0],
             on_gradient=on_gradient,
             after_step=after_step,
+            measure=measure,
             purpose=purpose,
         )
         kept = self.velocity if moments is None and isinstance(chosen, SGD) and chosen.momentum else None
@@ -174,12 +180,12 @@ class Cohort:
         if kept is not None:
             moments = moments._replace(first=kept[:, loop.columns])
         anchor = w.new_zeros(1, 0) if pull is None else pull[1]
-        w, *memory, losses = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
+        w, *memory, losses, measured = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
         self.losses = losses
         if kept is not None:
             self.velocity = kept.clone()
             self.velocity[:, loop.columns] = memory[0]
-        return Fit(w, Moments(*memory))
+        return Fit(w, Moments(*memory), measured)
 
     def run(
         self,
@@ -255,8 +261,7 @@ class Cohort:
         own, indices = gather(self.data.pool, self.data.train)
         size = self.training.batch_size if batch_size is None else batch_size
         if first is None:
-            draws = [key(self.seed, purpose, self.round, client) for client in ids]
-            schedules = shuffled(indices, draws, count, size, steps=steps, drop_short=drop_short)
+            schedules = shuffled(indices, self.keys(purpose), count, size, steps=steps, drop_short=drop_short)
         else:
             assert steps is not None and not drop_short
             schedules = continued(
@@ -268,6 +273,10 @@ class Cohort:
             )
         coupled = any(net.coupled for net in (self.net, *self.net.personal))
         return steps_of(together(schedules), own, pad=not coupled)
+
+    def keys(self, purpose: str) -> list[int]:
+        """The key of each client's draws for a purpose in this round."""
+        return [key(self.seed, purpose, self.round, client) for client in self.ids.tolist()]
 
     def pass_over(
         self,
@@ -344,13 +353,10 @@ class Cohort:
             fraction: above 0 and below 1.
             purpose: name of the split's keys.
         """
-        splits = [
-            _held_out(own, fraction, key(self.seed, purpose, 0, client))
-            for own, client in zip(self.data.train, self.ids.tolist(), strict=True)
-        ]
-        data = self.data._replace(
-            train=[train for train, _ in splits], validation=[validation for _, validation in splits]
-        )
+        draws = (key(self.seed, purpose, 0, client) for client in self.ids.tolist())
+        splits = [hold_out(own, fraction, draw) for own, draw in zip(self.data.train, draws, strict=True)]
+        train, validation = map(list, zip(*splits, strict=True))
+        data = self.data._replace(train=train, validation=validation)
         cohort = self._with(data, self.ids, self.width)
         cohort._velocity = self._velocity
         return cohort
@@ -383,70 +389,3 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
-
-
-def _held_out(own: np.ndarray, fraction: float, draw: int) -> tuple[np.ndarray, np.ndarray]:
-    """The samples that remain and those that are held out, both in stored order."""
-    if len(own) == 1:
-        return own, own
-    # 0.29 * 100 is 28.999999999999996 in binary, and means 29.
-    count = min(max(int(fraction * len(own) + 1e-9), 1), len(own) - 1)
-    held = np.zeros(len(own), dtype=bool)
-    held[numpy_generator(draw).permutation(len(own))[:count]] = True
-    return own[~held], own[held]
-
-
-class _Loop(NamedTuple):
-    """One `fit`: the settings, and the loop over a chunk's batches."""
-
-    objective: Objective
-    optimizer: Optimizer
-    lr: float
-    epochs: int | None
-    columns: slice
-    rho: float
-    on_gradient: Hook | None
-    after_step: Hook | None
-    purpose: str
-
-    def train(
-        self,
-        chunk: Cohort,
-        w: Tensor,
-        first: Tensor,
-        second: Tensor,
-        steps: Tensor,
-        anchor: Tensor,
-        *rows: Tensor,
-    ) -> tuple[Tensor, ...]:
-        net = chunk.net
-        # Everything below is written in place, on memory made here.
-        w = w.clone(memory_format=torch.contiguous_format)
-        memory = Moments(first.clone(), second.clone(), steps.clone())
-        buffers = w[:, net.statistics].clone()
-        loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
-        for batch in chunk.batches(self.epochs, self.purpose):
-            at = batch.rows
-            leaf = w[at, self.columns].detach().requires_grad_()
-            m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
-            extras = [batch.narrow(extra) for extra in rows]
-            loss = self.objective(m, batch, *extras)
-            (g,) = torch.autograd.grad(loss.sum(), leaf)
-            with torch.no_grad():
-                if self.rho:
-                    g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
-                if self.on_gradient is not None:
-                    self.on_gradient(g, batch, *extras)
-                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
-                self.optimizer.step(moved, g, own, self.lr)
-                if self.after_step is not None:
-                    self.after_step(moved, batch, *extras)
-                if not isinstance(at, slice):
-                    # An index tensor gathers copies; a prefix is a view, and already in place.
-                    w[at, self.columns], buffers[at] = moved, m.buffers
-                    for field, part in zip(memory, own, strict=True):
-                        field[at] = part
-                loss_sum[at] += loss.detach() * batch.sizes
-                samples[at] += batch.sizes
-        w[:, net.statistics] = buffers
-        return w, *memory, loss_sum / samples

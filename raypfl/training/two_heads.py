@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raypfl.training.cohort import Cohort, Objective
+from raypfl.training.cohort import Cohort
+from raypfl.training.loop import Objective
 from raypfl.training.network import Network
 from raypfl.training.optim import SGD, Adam, AdamW, Moments
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import pytest
+import ua_pdfl_rows
 
 from raypfl.algebra import erk_counts
 from raypfl.config import StrictModel
 from raypfl.methods import METHODS, Method
 from raypfl.methods.apple import Config as APPLE
+from raypfl.methods.criticalfl import Config as CriticalFL
+from raypfl.methods.dfedavgm import Config as DFedAvgM
 from raypfl.methods.dispfl import Config as DisPFL
 from raypfl.methods.diversifed import Config as DiversiFed
 from raypfl.methods.fedamp import Config as FedAMP
@@ -30,7 +36,7 @@ from raypfl.methods.peer_fedper import Config as PeerFedPer
 from raypfl.methods.per_fedavg import Config as PerFedAvg
 from raypfl.methods.pfedme import Config as PFedMe
 from raypfl.methods.pfml import Config as PFML
-from raypfl.topology import Full
+from raypfl.topology import Full, KOut
 from raypfl.training import Network
 
 Payload = Callable[[Network, int], int]
@@ -100,6 +106,10 @@ def bodies_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (body(net, participants) + 1)
 
 
+def nothing_else(patch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
+    """No draw depends on the order of labels."""
+
+
 def five_others(net: Network, participants: int) -> int:
     """The parameters of five models."""
     return 5 * net.num_weights
@@ -121,8 +131,34 @@ def sparse_models_heard(net: Network, participants: int) -> int:
     return (participants - 1) * (sum(erk_counts(net.shapes, 0.6)) + statistics)
 
 
+def plain_models_heard(net: Network, participants: int) -> int:
+    """Whatever travels of a model, of everyone else."""
+    return (participants - 1) * net.shared.stop
+
+
+def statistics_heard(net: Network, participants: int) -> int:
+    """The running statistics that travel, of everyone else."""
+    return (participants - 1) * (net.shared.stop - net.num_weights)
+
+
+def bytes_quantised(net: Network, participants: int) -> int:
+    """A scale and 8 bits a parameter, of everyone else."""
+    return (participants - 1) * (net.dtype.itemsize + net.num_weights)
+
+
+def models_and_norms_heard(net: Network, participants: int) -> int:
+    """Besides models and numbers of samples a number of each."""
+    return models_heard(net, participants) + participants - 1
+
+
+def fifths_and_norms_heard(net: Network, participants: int) -> int:
+    """The same with a fifth of the parameters: those not below four fifths of the way to the last."""
+    left_out = -(-4 * (net.num_weights - 1) // 5)
+    return models_and_norms_heard(net, participants) - (participants - 1) * left_out
+
+
 def masks_heard(net: Network, participants: int) -> int:
-    """A bit a parameter, in whole bytes, of everyone else."""
+    """A bit a parameter in whole bytes, of everyone else."""
     return (participants - 1) * mask(net, participants)
 
 
@@ -135,14 +171,19 @@ class Row(NamedTuple):
     down: Payload
     masks_up: Payload = nothing
     """Bytes of bit masks that a participant sends besides."""
-    masks_down: Payload = nothing
-    """Bytes of bit masks that a participant receives besides."""
+    packed_down: Mapping[str, Payload] = MappingProxyType({})
+    """Bytes that a participant receives besides in messages of a kind whose values are packed to bits."""
     up_per_class: Payload = nothing
     """Values that a participant sends besides for each class it has samples of."""
     down_per_class: Payload = nothing
     """Values that it receives besides for each class that participants of the round before have."""
     counts_up_per_class: Payload = nothing
     """Whole numbers, of 8 bytes each, that a participant sends besides for each class it has samples of."""
+    decided: Callable[[Network, int, Any], list[int]] | None = None
+    """Values that each participant receives where that is decided in the round, by the downloaded message;
+    `down` is then of the first round."""
+    moves: Callable[[pytest.MonkeyPatch, Sequence[int]], None] = nothing_else
+    """Lets draws that depend on the order of labels move with the clients."""
     away: Literal["own", "newest", "own head", "own residual", "own shares", "own by newest"] = "own"
     """What a client that does not take part would use: its own last model, the newest shared one, the newest
     extractor with its own head, the newest shared model with its own head added to that model's, that with
@@ -173,9 +214,13 @@ class Row(NamedTuple):
 
 FULL = Full(weights="samplesize")
 """Everyone hears everyone: no draw that belongs to a client's label."""
+EVEN = Full(weights="uniform")
+"""The same, with a matrix that is symmetric whatever the sizes."""
+EVERYONE = KOut(k=100)
+"""The same as `FULL`, for a method that draws for itself."""
 PEERS = {"up": nothing, "without_server": True, "sent_as_stored": False}
 SPARSE = {"topology": FULL, "density": 0.6, "anneal_rounds": 6}
-MASKED = {**PEERS, "down": sparse_models_heard, "masks_down": masks_heard}
+MASKED = {**PEERS, "down": sparse_models_heard, "packed_down": {"mask": masks_heard}}
 
 TABLE = [
     Row("local", Local(), up=nothing, down=nothing, collaborates=False),
@@ -378,4 +423,36 @@ TABLE = [
     Row("dispfl", DisPFL(**SPARSE), **MASKED),
     Row("dispfl kept momentum", DisPFL(clip=0.5, **SPARSE), momentum="keep", **MASKED),
     Row("dispfl random common", DisPFL(regrow="random", init_mask="common", **SPARSE), **MASKED),
+    Row("dfedavgm", DFedAvgM(topology=EVEN), down=plain_models_heard, **PEERS),
+    Row("dfedavgm kept momentum", DFedAvgM(topology=EVEN), down=plain_models_heard, momentum="keep", **PEERS),
+    Row("criticalfl", CriticalFL(topology=EVERYONE), down=models_and_norms_heard, **PEERS),
+    Row(
+        "criticalfl kept momentum, clipped",
+        CriticalFL(topology=EVERYONE, rule="paper", clip=0.5),
+        down=models_and_norms_heard,
+        momentum="keep",
+        **PEERS,
+    ),
+    Row(
+        "criticalfl sparse",
+        CriticalFL(topology=EVERYONE, sparse_upload=True),
+        down=fifths_and_norms_heard,
+        packed_down={"mask": masks_heard},
+        **PEERS,
+    ),
+    Row(
+        "dfedavgm quantised as the paper",
+        DFedAvgM(topology=EVEN, quant="paper"),
+        down=statistics_heard,
+        packed_down={"quant": bytes_quantised},
+        **PEERS,
+    ),
+    Row(
+        "dfedavgm quantised replicas",
+        DFedAvgM(topology=EVEN, quant="replica"),
+        down=statistics_heard,
+        packed_down={"quant": bytes_quantised},
+        **PEERS,
+    ),
+    *(Row(**PEERS, **row) for row in ua_pdfl_rows.ROWS),
 ]

@@ -142,28 +142,31 @@ def test_ledger_has_the_payload_of_the_table(row, federation):
     participants = {client for (_, client, _, _, split) in found.records if split == "train"}
     training = N // 2 if row.trains == "sampled" else N
     assert len(participants) == training
-    sent, masks, counts = Counter(), Counter(), 0
+    sent, packed, masks, counts = Counter(), Counter(), 0, 0
     for src, dst, kind, values, size in found.messages:
-        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values, 8 * values))
         assert {src, dst} - {-1} <= participants
-        way = "up" if dst == -1 else "down"
+        if kind in row.packed_down:
+            packed[kind] += size
+            continue
+        assert size in ((8 * values,) if kind == "meta" else (values, 4 * values, 8 * values))
         if size == values:
-            masks[way] += values
+            assert dst == -1
+            masks += values
         elif size == 8 * values and kind != "meta":
             assert dst == -1
             counts += values
         else:
-            sent[way] += values
+            sent["up" if dst == -1 else "down"] += values
     net = engine.hub.net
     uploading = sorted({src for src, dst, *_ in found.messages if dst == -1} or participants)
     present = (engine.hub.clients.label_counts[uploading] > 0).sum(1)
     up = row.up(net, N // 2) * (N // 2) + row.up_per_class(net, N // 2) * present.sum()
     # Down nothing for classes: there was no round before the first.
     payload = {"up": int(up), "down": row.down(net, N // 2) * training}
-    packed = {"up": row.masks_up(net, N // 2) * (N // 2), "down": row.masks_down(net, N // 2) * training}
-    for counted, expected in ((sent, payload), (masks, packed)):
-        assert counted == {way: values for way, values in expected.items() if values}
+    assert packed == {kind: size(net, N // 2) * (N // 2) for kind, size in row.packed_down.items()}
+    assert masks == row.masks_up(net, N // 2) * (N // 2)
     assert counts == row.counts_up_per_class(net, N // 2) * int(present.sum())
+    assert sent == {way: values for way, values in payload.items() if values}
 
 
 @each_method

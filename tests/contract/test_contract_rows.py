@@ -84,6 +84,7 @@ def test_relabelling_clients_relabels_results(row, net, federation, monkeypatch)
             monkeypatch.setattr(module, "key", moved)
     of_label = personal.kinds_of
     monkeypatch.setattr(personal, "kinds_of", lambda net, ids: of_label(net, torch.tensor(SHUFFLED)[ids]))
+    row.moves(monkeypatch, SHUFFLED)
     renamed = Simulation(row, net.float64(), federation.relabelled(SHUFFLED)).run(3)
     close(renamed.models(), named.models()[list(SHUFFLED)], row.tolerance)
 
@@ -137,29 +138,41 @@ def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federatio
     }
     present = (run.clients.label_counts > 0).sum(1)
     known = torch.full_like(present, CLASSES)
-    masks = {
-        "down": row.masks_down(run.net, len(participants)),
-        "up": row.masks_up(run.net, len(participants)),
-    }
+    masks = {"down": 0, "up": row.masks_up(run.net, len(participants))}
     extra = {
         "down": row.down_per_class(run.net, len(participants)) * known,
         "up": row.up_per_class(run.net, len(participants)) * present,
     }
     counts = {"down": 0 * known, "up": row.counts_up_per_class(run.net, len(participants)) * present}
     for direction, payload in {"down": row.down, "up": row.up}.items():
-        values, size = Counter(), Counter()
+        values, size, packed_size = Counter(), Counter(), Counter()
         for client, message in sent[direction]:
-            values[client] += message.values
-            size[client] += message.bytes
+            if message.kind in row.packed_down:
+                packed_size[client, message.kind] += message.bytes
+            else:
+                values[client] += message.values
+                size[client] += message.bytes
             assert message.values > 0 and (SERVER in (message.src, message.dst)) != row.without_server
             assert message.src != message.dst
         concerned = (plan if direction == "down" else plan.of_senders()).ids
-        expected = payload(run.net, len(participants)) + extra[direction][concerned]
+        if direction == "down" and row.decided is not None:
+            expected = torch.tensor(row.decided(run.net, len(participants), down))
+        else:
+            expected = payload(run.net, len(participants)) + extra[direction][concerned]
         packed, counted = masks[direction], counts[direction][concerned]
         assert [values[client] for client in concerned.tolist()] == (expected + packed + counted).tolist()
         assert set(values) <= set(concerned.tolist())
         total = expected * run.net.dtype.itemsize + packed + 8 * counted
         assert [size[client] for client in concerned.tolist()] == total.tolist()
+        heard = row.packed_down.items() if direction == "down" else ()
+        assert packed_size == Counter(
+            {
+                (client, kind): size
+                for kind, payload in heard
+                for client in participants
+                if (size := payload(run.net, len(participants)))
+            }
+        )
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.sent_as_stored], ids=lambda row: row.name)

@@ -176,7 +176,7 @@ class Untrained:
         self.net, self.round = net, round
 
     def fit(self, w, *arguments, **options):
-        return Fit(w, None)
+        return Fit(w, None, None)
 
 
 NETWORKS = {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from raypfl.configuration import load
 from raypfl.data import ClientIndices, Federation, Pool
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.world import make_world
@@ -129,6 +130,22 @@ def test_one_model_a_list_or_none_may_be_given():
     assert none == absent == ()
     config = RunConfig(**settings(personal_model=OTHERS))
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ("{name: mlpp}", r"personal_model\[0\].name = .mlpp.: unknown. Did you mean mlp"),
+        (
+            "[{name: linear}, {name: mlp, units: [3]}]",
+            r"personal_model\[1\]: the model 'mlp' has no option 'units'",
+        ),
+        ("3", r"personal_model\[0\]"),
+    ],
+)
+def test_a_wrong_model_is_named_with_its_place(given, told):
+    with pytest.raises(ConfigError, match=told):
+        load(settings(), [f"personal_model={given}"])
 
 
 def test_models_of_each_architecture_are_evaluated():

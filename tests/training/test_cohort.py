@@ -276,6 +276,37 @@ def test_hooks_see_and_change_their_own_rows(cohort, build, width):
     assert torch.equal(clients.fit(w, with_own, numbers, after_step=pin).w[:, :1], numbers)
 
 
+@pytest.mark.parametrize("width", [1, 2, K])
+@pytest.mark.parametrize("build", [mlp, conv])
+def test_what_is_measured_of_gradients_is_summed_over_a_clients_own_steps(cohort, build, width):
+    """Steps are counted, and gradients seen before a hook changes them."""
+    net = network(build)
+    w, clients = draws(net), cohort(net, width=width)
+
+    def wipe(g, batch):
+        g.zero_()
+
+    def norm(g, batch):
+        assert len(g) == len(batch.x)
+        return g.norm(dim=1)
+
+    counted = clients.fit(w, cross_entropy, measure=lambda g, batch: torch.ones(len(g)))
+    assert counted.measured.tolist() == counted.moments.steps.tolist() == [4, 2, 6, 4]
+    assert counted.measured.dtype == torch.float64
+    found = clients.fit(w, cross_entropy, measure=norm, on_gradient=wipe)
+    alone = torch.zeros(K, dtype=torch.float64)
+
+    def add(g, batch):
+        alone[clients_at_work[0]] += g[0].norm()
+        g.zero_()
+
+    for client in range(K):
+        clients_at_work = [client]
+        cohort(net, ids=[client]).fit(w[client : client + 1], cross_entropy, on_gradient=add)
+    close(found.measured, alone)
+    assert not clients.fit(w, cross_entropy).measured.any()
+
+
 @pytest.mark.parametrize("width", [1, 3, K])
 def test_extra_rows_reach_the_objective_as_own_or_shared(cohort, width):
     """The objective's only minimum is the client's own target plus a shared one."""

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
 from raypfl.training import Network
-from raypfl.training.network import check_split
+from raypfl.training.splitting import check_split
 
 K, B = 3, 5
 

@@ -1,0 +1,81 @@
+"""The loop of local training over a chunk's batches: gradient, proximal pull, hooks, step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raypfl.training.batches import Batch
+from raypfl.training.config import Optimizer
+from raypfl.training.optim import Moments
+
+if TYPE_CHECKING:
+    from raypfl.training.cohort import Cohort
+
+Objective = Callable[..., Tensor]
+Hook = Callable[..., None]
+Measure = Callable[[Tensor, Batch], Tensor]
+
+
+class Loop(NamedTuple):
+    """The settings of one `Cohort.fit`, which documents them."""
+
+    objective: Objective
+    optimizer: Optimizer
+    lr: float
+    epochs: int | None
+    columns: slice
+    rho: float
+    on_gradient: Hook | None
+    after_step: Hook | None
+    measure: Measure | None
+    purpose: str
+
+    def train(
+        self,
+        chunk: Cohort,
+        w: Tensor,
+        first: Tensor,
+        second: Tensor,
+        steps: Tensor,
+        anchor: Tensor,
+        *rows: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Trained rows, the optimizer's memory in three tensors, mean losses and what was measured."""
+        net = chunk.net
+        # Everything below is written in place, on memory made here.
+        w = w.clone(memory_format=torch.contiguous_format)
+        memory = Moments(first.clone(), second.clone(), steps.clone())
+        buffers = w[:, net.statistics].clone()
+        loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
+        measured = w.new_zeros(len(w), dtype=torch.float64)
+        for batch in chunk.batches(self.epochs, self.purpose):
+            at = batch.rows
+            leaf = w[at, self.columns].detach().requires_grad_()
+            m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
+            extras = [batch.narrow(extra) for extra in rows]
+            loss = self.objective(m, batch, *extras)
+            (g,) = torch.autograd.grad(loss.sum(), leaf)
+            with torch.no_grad():
+                if self.rho:
+                    g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
+                if self.measure is not None:
+                    measured[at] += self.measure(g, batch)
+                if self.on_gradient is not None:
+                    self.on_gradient(g, batch, *extras)
+                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
+                self.optimizer.step(moved, g, own, self.lr)
+                if self.after_step is not None:
+                    self.after_step(moved, batch, *extras)
+                if not isinstance(at, slice):
+                    # An index tensor gathers copies; a prefix is a view, and already in place.
+                    w[at, self.columns], buffers[at] = moved, m.buffers
+                    for field, part in zip(memory, own, strict=True):
+                        field[at] = part
+                loss_sum[at] += loss.detach() * batch.sizes
+                samples[at] += batch.sizes
+        w[:, net.statistics] = buffers
+        return w, *memory, loss_sum / samples, measured
