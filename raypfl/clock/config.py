@@ -63,7 +63,9 @@ class VirtualClock(StrictModel):
         None, description="bytes a second of each client's link; null: messages take no time but latency"
     )
     drop_out: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="probability that a client fails in a round: it gets its messages and sends none"
+        0.0,
+        description="probability that a client fails in a round: it gets a server's message and sends none; "
+        "between peers it neither answers nor asks",
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
         None, description="seconds a server waits for uploads; later ones are thrown away"
