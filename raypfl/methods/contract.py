@@ -134,6 +134,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
         summary: one line for lists.
+        needed: options that have no default, with values that will do for a trial.
         variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
             beside the defaults.
     """
@@ -147,6 +148,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     personal_models: ClassVar[bool] = False
     summary: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    needed: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: ConfigT, seed: int = 0, topology: TopologyConfig | None = None) -> None:
         self.config = config
