@@ -50,6 +50,7 @@ CONFIG: Mapping[str, Any] = {
     },
     "model": {"name": "stumbling:Net", "head": "head"},
     "training": {"epochs": 1, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    "topology": {"name": "full", "weights": "uniform"},
     "engine": {"block": 1, "width": 1},
     "checkpoint": {"every": 2},
 }
@@ -63,7 +64,9 @@ IN_ROUND_4 = 3 * STEPS_A_ROUND + 3
 
 def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
     """What engines are made of."""
-    (config,) = expand(load({**CONFIG, "method": {"name": method}}, overrides)).values()
+    (config,) = expand(
+        load({**CONFIG, "method": {"name": method, **METHODS[method].needed}}, overrides)
+    ).values()
     pool = data.load(config.data, config.seed)
     return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
 

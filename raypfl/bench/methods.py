@@ -151,7 +151,7 @@ def entries(names: Iterable[str] = ()) -> list[Entry]:
         if name not in METHODS:
             raise ConfigError(f"there is no method {name!r}. {suggest(name, METHODS)}")
     return [
-        Entry(f"{name} {variant}".strip(), {"name": name, **options})
+        Entry(f"{name} {variant}".strip(), {"name": name, **METHODS[name].needed, **options})
         for name in names
         for variant, options in {"": {}, **METHODS[name].variants}.items()
     ]

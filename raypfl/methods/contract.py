@@ -144,6 +144,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
             may then have fewer `ids` than its graph has receivers, `download` gives their rows of what it
             would give to all, and `aggregate` publishes theirs alone.
         summary: one line for lists.
+        needed: options that have no default, with values that will do for a trial.
         variants: options under which other code runs, by a short name; `raypfl bench methods` measures them
             beside the defaults.
     """
@@ -159,6 +160,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     by_turns: ClassVar[bool] = False
     summary: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    needed: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: ConfigT, seed: int = 0, topology: TopologyConfig | None = None) -> None:
         self.config = config

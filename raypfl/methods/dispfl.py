@@ -140,6 +140,7 @@ class DisPFL(Peers[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     by_turns = True
+    needed = {"anneal_rounds": 500}
     summary = "DisPFL: personal sparse models, averaged weight by weight where peers train it"
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
