@@ -64,9 +64,11 @@ IN_ROUND_4 = 3 * STEPS_A_ROUND + 3
 
 def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
     """What engines are made of."""
-    (config,) = expand(
-        load({**CONFIG, "method": {"name": method, **METHODS[method].needed}}, overrides)
-    ).values()
+    options = {"name": method, **METHODS[method].needed}
+    if method == "criticalfl":
+        # It draws whom it pulls from; the others take any graph.
+        options["topology"] = {"name": "kout", "k": 2}
+    (config,) = expand(load({**CONFIG, "method": options}, overrides)).values()
     pool = data.load(config.data, config.seed)
     return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
 
