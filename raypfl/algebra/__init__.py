@@ -10,7 +10,6 @@ from raypfl.algebra.csr import (
     csr_row_sums,
     csr_take,
     csr_to_dense,
-    require_row_stochastic,
 )
 from raypfl.algebra.distances import (
     all_rows_equal,
@@ -64,7 +63,6 @@ __all__ = [
     "replace_rows",
     "row_distances",
     "require_certified",
-    "require_row_stochastic",
     "rows_of",
     "unpack_bits",
     "weighted_mean",

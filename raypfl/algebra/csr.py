@@ -9,10 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raypfl.errors import ConfigError, ShapeError
-
-SUM_TOLERANCE = 1e-12
-"""How far from one a row may sum: rounding of a few hundred float64 terms."""
+from raypfl.errors import ShapeError
 
 
 class Csr(NamedTuple):
@@ -103,27 +100,3 @@ def csr_take(weights: Csr, ids_S: Tensor) -> Csr:
     within_E = torch.arange(int(offsets[-1]), device=degrees_S.device)
     entries_E = within_E + (weights.offsets[:-1][ids_S] - offsets[:-1]).repeat_interleave(degrees_S)
     return Csr(offsets, weights.columns[entries_E], weights.values[entries_E])
-
-
-def require_row_stochastic(weights: Csr, what: str = "mixing matrix") -> None:
-    """Refuse weights that are negative or do not add up to one.
-
-    Raises:
-        ConfigError: names the first receiver, its weight or sum, and what to do.
-    """
-    wrong_E = ~(weights.values > 0)
-    if bool(wrong_E.any()):
-        at = int(wrong_E.nonzero()[0])
-        receiver, sender = int(csr_receivers(weights)[at]), int(weights.columns[at])
-        raise ConfigError(
-            f"{what}: the weight of row {receiver}, column {sender} is {float(weights.values[at]):.6g}. "
-            "Weights must be finite and not negative."
-        )
-    sums_R = csr_row_sums(weights)
-    wrong_R = ~((sums_R - 1).abs() <= SUM_TOLERANCE)
-    if bool(wrong_R.any()):
-        row = int(wrong_R.nonzero()[0])
-        raise ConfigError(
-            f"{what}: row {row} sums to {float(sums_R[row]):.15g}, not 1. Divide each row by its sum; "
-            "a peer that hears nobody keeps itself with weight 1."
-        )

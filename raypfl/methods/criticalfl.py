@@ -52,6 +52,7 @@ from raypfl.methods.contract import Clients, Message, Plan
 from raypfl.methods.peers import SIZE_BYTES, PeerConfig, Peers, gossip
 from raypfl.topology import Graph, KOut
 from raypfl.training import Batch, Cohort, Network, TrainingConfig, cross_entropy
+from raypfl.training.clipping import clip_by_norm
 
 NORM_CAP = 10.0
 """At which f cuts gradient norms off (released code)."""
@@ -213,12 +214,12 @@ class CriticalFL(Peers[Config, Hub, State, Down, Up]):
             return norms(g_kP).clamp(max=cap).square()
 
         def cut(g_kP: Tensor, batch: Batch) -> None:
-            # The 1e-6 is of torch's clip_grad_norm_, which the released code calls.
-            g_kP.mul_((clip / (norms(g_kP) + 1e-6)).clamp(max=1.0).to(g_kP.dtype)[:, None])
+            clip_by_norm(g_kP, clip)
 
         hook = cut if clip < math.inf else None
         w, _, total = cohort.fit(before, cross_entropy, measure=measure, on_gradient=hook)
-        f = training.optimizer.lr * training.decay(cohort.round) * total / training.epochs
+        passes = [self.passes(training, samples) for samples in cohort.sizes.tolist()]
+        f = training.optimizer.lr * training.decay(cohort.round) * total / total.new_tensor(passes)
         published = w[:, net.shared].clone()
         return State(w), Up(published, f.to(w.dtype), self._mask((w - before)[:, net.weights]))
 
