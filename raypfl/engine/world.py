@@ -131,8 +131,8 @@ def _check_norms(config: RunConfig) -> None:
     if config.model.buffers == "fedbn" and not METHODS[name].norms_at_home:
         able = [other for other, method in METHODS.items() if method.norms_at_home]
         raise ConfigError(
-            f"model.buffers = fedbn: method {name} sends whole models; parameters of normalisation layers can "
-            f"stay at home with {', '.join(able)}. Use buffers average or local, or one of these methods."
+            f"model.buffers = fedbn: method {name} sends whole models; parameters of normalisation layers "
+            f"can stay at home with {', '.join(able)}. Use buffers average or local, or one of these methods."
         )
 
 

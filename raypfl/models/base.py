@@ -39,8 +39,8 @@ class Architecture(StrictModel):
     head: str | None = None
     buffers: Literal["average", "local", "fedbn"] = Field(
         "average",
-        description="running statistics: sent with the extractor, or kept by each client; fedbn: kept, and so "
-        "are scales and shifts of normalisation layers",
+        description="running statistics: sent with the extractor, or kept by each client; fedbn: kept, and "
+        "so are scales and shifts of normalisation layers",
     )
 
     @model_validator(mode="before")
