@@ -69,6 +69,10 @@ class Result:
         """Virtual time (`clock`): a row per client and iteration, and, as client -1, per round of all."""
         return self._frame("clock")
 
+    def dropped(self) -> pd.DataFrame:
+        """Clients that were left out of a round (`faults.policy`): a row each, with the reason."""
+        return self._frame("dropped")
+
     def _frame(self, name: str) -> pd.DataFrame:
         tables = []
         for run in self._folder.runs():

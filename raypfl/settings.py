@@ -17,6 +17,7 @@ from raypfl.clock import VirtualClock
 from raypfl.clock.config import Given
 from raypfl.config import StrictModel
 from raypfl.data import DataConfig, PartitionConfig
+from raypfl.engine.faults import FaultsConfig
 from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.methods.contract import Model, Point
@@ -179,6 +180,7 @@ class Settings(StrictModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    faults: FaultsConfig = FaultsConfig()
 
     @field_validator("name")
     @classmethod
@@ -201,6 +203,20 @@ class Settings(StrictModel):
             raise ConfigError(
                 "resources.device = cuda with resources.num_gpus_per_actor = 0: on Ray, actors see only the "
                 "GPUs they ask for. Set resources.num_gpus_per_actor, for instance 0.25 for four hosts a GPU."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _faults_that_can_be_answered(self) -> Settings:
+        if self.faults.deadline is not None and self.engine.name == "local":
+            raise ConfigError(
+                f"faults.deadline = {self.faults.deadline:g} with engine.name = local: clients that hang in "
+                "this very process cannot be ended. Use engine.name=ray, or faults.deadline=null."
+            )
+        if self.faults.policy == "drop_clients" and self.clock is not None and self.clock.mode == "async":
+            raise ConfigError(
+                "faults.policy = drop_clients with clock.mode = async: there is no round that a client could "
+                "be left out of. Use restart or fail."
             )
         return self
 

@@ -92,7 +92,7 @@ def begun(tmp_path: Path, *overrides: str, after: int) -> Iterator[tuple[subproc
     process = subprocess.Popen(
         [*command, f"storage_path={tmp_path}", *overrides],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent), stumbling.VARIABLE: str(tmp_path)},
+        env=os.environ | stumbling.environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

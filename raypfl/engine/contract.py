@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from raypfl.records.manifest import Part
 
 
 class HostsLost(RaypflError):
-    """Actors died in a round. Everything has to go back to the last checkpoint before it continues."""
+    """Actors died, or what only they held is gone. Everything has to go back to the last checkpoint."""
 
 
 class RoundReport(NamedTuple):
@@ -36,11 +36,16 @@ class RoundReport(NamedTuple):
 class Engine(Protocol):
     """Hosts and a hub, somewhere."""
 
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+    def round(
+        self, round: int, *, evaluate_pre: bool, evaluate_post: bool, away: Collection[int] = ()
+    ) -> RoundReport:
         """Train and aggregate round `round`; PRE records are those of the round before.
+
+        Clients that are `away` are not selected.
 
         Raises:
             HostsLost: an actor died; call `restore` before anything else.
+            ClientError: a client raised or hangs; likewise.
         """
         ...
 

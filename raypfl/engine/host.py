@@ -27,6 +27,9 @@ from raypfl.records.manifest import Part
 from raypfl.training import Cohort
 from raypfl.training.cohort import Split
 
+LOCAL_UPDATE = "local update"
+"""The phase in which only participants are worked on."""
+
 AnyRows = Any
 """A NamedTuple of tensors whose type the method declares."""
 
@@ -70,6 +73,16 @@ class Report(NamedTuple):
     """All of the host's work, evaluation included."""
 
 
+class AtWork(NamedTuple):
+    """What a host is doing, for those who ask while it does it."""
+
+    clients: tuple[int, ...]
+    """The clients that it works on together."""
+    since: float
+    """When it began with them, by this process's monotonic clock, in seconds."""
+    phase: str
+
+
 class Upload(NamedTuple):
     """What one block sends to the hub."""
 
@@ -100,6 +113,7 @@ class ClientHost:
         # What a client keeps besides the method's state: momentum, where the configuration has it kept.
         self.kept_columns = self.net.num_weights if world.config.training.keeps_momentum else 0
         self.stored_type = stored_type(self.method.state_type)
+        self.at_work: AtWork | None = None
         self.restore(None)
 
     def restore(self, checkpoint: Path | None) -> None:
@@ -187,7 +201,7 @@ class ClientHost:
         records: list[dict[str, Any]],
     ) -> tuple[AnyRows, AnyRows]:
         participants = cohort.ids
-        with self._phase("local update", participants, round):
+        with self._phase(LOCAL_UPDATE, participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
         self._check_finite(round, participants, cohort.losses, (*own, *up))
         records.append(
@@ -209,16 +223,23 @@ class ClientHost:
     def _phase(self, phase: str, ids: Tensor, round: int) -> Iterator[None]:
         """Name what was done, for whom and when, if code of the method or the model raises."""
         where = f"method {self.world.config.method.name}, phase {phase}"
+        self._note(phase, ids)
         try:
             yield
         except ClientError as error:
-            raise ClientError(f"{where}, {error}") from None
+            raise ClientError(f"{where}, {error}", without(error.clients, phase)) from None
         except RaypflError:
             raise
         except Exception:
             raise ClientError(
-                f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}"
+                f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}",
+                without(ids.tolist(), phase),
             ) from None
+        finally:
+            self.at_work = None
+
+    def _note(self, phase: str, ids: Tensor) -> None:
+        self.at_work = AtWork(tuple(ids.tolist()), time.monotonic(), phase)
 
     def _check_finite(
         self, round: int, participants: Tensor, losses: Tensor | None, fields: Sequence[Tensor]
@@ -291,7 +312,20 @@ class ClientHost:
             seed=config.seed,
             training=config.training,
             width=self.world.width,
+            on_chunk=self._on_chunk,
         )
+
+    def _on_chunk(self, ids: Tensor) -> None:
+        if self.at_work is not None:
+            self._note(self.at_work.phase, ids)
+
+
+def without(clients: Sequence[int], phase: str) -> tuple[int, ...]:
+    """Those of some clients that failed without whom a round may succeed.
+
+    Whoever fails in an evaluation is evaluated also when it does not take part.
+    """
+    return tuple(clients) if phase == LOCAL_UPDATE else ()
 
 
 def _upload(participants: Tensor, up: AnyRows, sends: Tensor) -> Upload:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,11 +27,13 @@ class LocalEngine:
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+    def round(
+        self, round: int, *, evaluate_pre: bool, evaluate_post: bool, away: Collection[int] = ()
+    ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
             opening, work = self.hub.open(
-                round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+                round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post, away=away
             )
             done = [host.work(own) for host, own in zip(self.hosts, work, strict=True)]
             closing = self.hub.close([upload for uploads, _ in done for upload in uploads])
