@@ -46,7 +46,7 @@ app.add_typer(
     bench_app, name="bench", help="Time rounds beside a plain PyTorch loop, or methods beside FedAvg."
 )
 
-Config = Annotated[Path, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
+Config = Annotated[str, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Changes as key=value: partition.alpha=0.1 method.name=fedavg seed=[1,2,3]"),
@@ -84,7 +84,7 @@ def run(config: Config, overrides: Overrides = None) -> None:
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an experiment.")],
+    run: Annotated[str, typer.Argument(help="The folder or address of a run, or of an experiment.")],
     overrides: Overrides = None,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""

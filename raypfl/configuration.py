@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -16,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 from raypfl.errors import ConfigError
 from raypfl.explain import coerced, explain, show, suggest
 from raypfl.methods import METHODS
+from raypfl.records.storage import Remote, place
 from raypfl.settings import ExperimentConfig, RunConfig
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+Source = str | os.PathLike[str] | Remote | Mapping[str, Any]
 
 
 class Override(NamedTuple):
@@ -46,7 +46,7 @@ def load(source: Source, overrides: Sequence[str] = ()) -> ExperimentConfig:
     if isinstance(source, Mapping):
         where, raw = "the configuration", copy.deepcopy(dict(source))
     else:
-        where, raw = str(source), _read(Path(source))
+        where, raw = str(source), _read(source)
     changes = _parse_all(overrides)
     for change in changes:
         _apply(raw, change)
@@ -119,10 +119,10 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        raw = _parse_yaml(path.read_text(encoding="utf-8"))
+        raw = _parse_yaml(place(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}.") from None

@@ -7,6 +7,7 @@ what belongs to none of them, and the checks that need more than one key.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
@@ -22,6 +23,7 @@ from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.methods.contract import Model, Point
 from raypfl.models import ModelConfig
+from raypfl.records.storage import Remote, is_remote
 from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
 
@@ -160,7 +162,9 @@ class Settings(StrictModel):
     """What an experiment and each of its runs have in common."""
 
     name: str | None = Field(None, description="the run's folder below storage_path; null: method-data-time")
-    storage_path: Path = Path("./runs")
+    storage_path: str = Field(
+        "runs", description="the folder of runs, or its address: s3://bucket/runs, gs://..., hdfs://..."
+    )
     rounds: PositiveInt
     data: DataConfig
     partition: PartitionConfig
@@ -181,6 +185,18 @@ class Settings(StrictModel):
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultsConfig = FaultsConfig()
+
+    @field_validator("storage_path", mode="before")
+    @classmethod
+    def _a_path(cls, given: object) -> object:
+        return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+    @field_validator("storage_path")
+    @classmethod
+    def _no_secrets(cls, path: str) -> str:
+        if is_remote(path):
+            Remote(path)
+        return path
 
     @field_validator("name")
     @classmethod

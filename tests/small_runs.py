@@ -22,6 +22,7 @@ from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.contract import Engine
 from raypfl.engine.driver import Driver
+from raypfl.engine.faults import Patience, Tolerance
 from raypfl.engine.host import stored_type
 from raypfl.engine.world import World, make_world
 from raypfl.methods import METHODS
@@ -73,21 +74,47 @@ def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
     return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
 
 
-def drive(world: World, engine: Engine, path: Path, console: Console | None = None) -> Path:
-    """A run from its first round to its last on an engine at hand; its folder."""
+def drive(
+    world: World,
+    engine: Engine,
+    path: Path,
+    console: Console | None = None,
+    *,
+    away: Mapping[int, Mapping[int, str]] | None = None,
+    patience: Patience | None = None,
+) -> Path:
+    """A run from its first round to its last on an engine at hand; its folder.
+
+    Clients that are `away` in a round, with a reason, are left out of it.
+    """
     folder = RunFolder.create(path.parent, path.name)
     write_text(folder.config, to_yaml(world.config))
     name, reported = world.config.method.name, METHODS[world.config.method.name].reported
     metrics = Metrics(folder.metrics, method=name, seed=world.config.seed, reported=reported)
-    Driver(world, engine, folder, metrics, console or Console(), done=0, reported=reported).run()
+    Driver(
+        world,
+        engine,
+        folder,
+        metrics,
+        console or Console(),
+        done=0,
+        reported=reported,
+        tolerance=Tolerance(world.config.faults, away),
+        patience=patience,
+    ).run()
     return folder.path
 
 
 @contextmanager
-def begun(tmp_path: Path, *overrides: str, after: int) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
-    """`raypfl run` in a process of its own that blocks after so many training steps; process, run, claim."""
+def begun(
+    tmp_path: Path, *overrides: str, after: int, folder: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
+    """`raypfl run` in a process of its own that blocks after so many training steps; process, run, claim.
+
+    `folder` is where processes that it does not start are asked to stumble.
+    """
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(CONFIG)))
-    stumbling.ask(tmp_path, "block", after)
+    stumbling.ask(folder or tmp_path, "block", after)
     command = [sys.executable, "-c", "from raypfl.cli import main; main()", "run", "config.yaml", "name=run"]
     process = subprocess.Popen(
         [*command, f"storage_path={tmp_path}", *overrides],
@@ -99,7 +126,7 @@ def begun(tmp_path: Path, *overrides: str, after: int) -> Iterator[tuple[subproc
         start_new_session=True,
     )
     try:
-        yield process, tmp_path / "run", stumbling.claimed(tmp_path)
+        yield process, tmp_path / "run", stumbling.claimed(folder or tmp_path)
     finally:
         process.kill()
         process.communicate()
@@ -118,7 +145,7 @@ def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
 
 def assert_same_run(left: Path, right: Path, method: str = "fedamp") -> None:
     """Records of clients and rounds (but for seconds), messages and final tensors, bit for bit."""
-    for table in ("clients", "rounds", "traffic"):
+    for table in ("clients", "rounds", "traffic", "dropped"):
         frames = [getattr(Result(path), table)() for path in (left, right)]
         kept = [name for name in frames[0].columns if name != "run" and not name.endswith("_seconds")]
         pd.testing.assert_frame_equal(frames[0][kept], frames[1][kept], check_exact=True, obj=table)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from raypfl.errors import RaypflError
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 class HostsLost(RaypflError):
@@ -53,11 +53,11 @@ class Engine(Protocol):
         """PRE records of `round`, the models as received after it; nothing is trained."""
         ...
 
-    def save(self, building: Path) -> Sequence[Part]:
+    def save(self, building: Place) -> Sequence[Part]:
         """Write all rows into a checkpoint that is being built."""
         ...
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """Put all rows back to a checkpoint, or to the start; replaces lost actors first."""
         ...
 

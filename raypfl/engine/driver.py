@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -29,8 +28,10 @@ from raypfl.errors import (
 )
 from raypfl.records import checkpoints
 from raypfl.records.folder import RunFolder
+from raypfl.records.log import Taken
 from raypfl.records.manifest import Manifest
 from raypfl.records.metrics import Metrics
+from raypfl.records.storage import Place
 
 T = TypeVar("T")
 
@@ -145,7 +146,8 @@ class Driver:
                 return result
 
     def _storage_failed(self, error: StorageError) -> None:
-        if isinstance(error, CheckpointError):
+        # What waiting would not help with.
+        if isinstance(error, CheckpointError | Taken):
             raise error
         if not self._patience.failing:
             self._console.note(f"{first_line(error)} The run keeps what it cannot write, and tries again.")
@@ -284,7 +286,7 @@ def _interruptions() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def last_checkpoint(folder: RunFolder) -> tuple[Path | None, Manifest | None]:
+def last_checkpoint(folder: RunFolder) -> tuple[Place | None, Manifest | None]:
     """The last checkpoint of a run and what it says of itself; Nones if there is none.
 
     Raises:

@@ -9,7 +9,6 @@ import traceback
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from raypfl.methods import Message
 from raypfl.methods.contract import Point
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 from raypfl.training import Cohort
 from raypfl.training.cohort import Split
 
@@ -116,22 +116,24 @@ class ClientHost:
         self.at_work: AtWork | None = None
         self.restore(None)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """Go back to a checkpoint, or to the state before the first round."""
         self.state: dict[int, AnyRows] = {}
         self.velocity: dict[int, Tensor] = {}
+        if checkpoint is not None:
+            with checkpoints.at_hand(checkpoint, of_clients=True) as folder:
+                for block, ids in self.blocks.items():
+                    rows = checkpoints.read_rows(folder, ids, self.stored_type)
+                    *own, self.velocity[block] = (field.to(self.device) for field in rows)
+                    self.state[block] = self.method.state_type(*own)
+            return
         clients = self.world.clients(self.device)
         for block, ids in self.blocks.items():
-            if checkpoint is None:
-                self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
-                # A velocity of zero is a fresh one: v <- rho 0 + g.
-                self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
-            else:
-                rows = checkpoints.read_rows(checkpoint, ids, self.stored_type)
-                *own, self.velocity[block] = (field.to(self.device) for field in rows)
-                self.state[block] = self.method.state_type(*own)
+            self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
+            # A velocity of zero is a fresh one: v <- rho 0 + g.
+            self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
 
-    def save(self, building: Path, name: str) -> Part:
+    def save(self, building: Place, name: str) -> Part:
         """Write this host's rows as one part of a checkpoint."""
         stored = [(*state, self.velocity[block]) for block, state in self.state.items()]
         rows = self.stored_type(*(torch.cat(parts) for parts in zip(*stored, strict=True)))

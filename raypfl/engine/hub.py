@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from raypfl.errors import ClientError
 from raypfl.methods import Plan
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 class Opening(NamedTuple):
@@ -64,18 +64,19 @@ class Hub:
         self.away: frozenset[int] = frozenset()
         self.restore(None)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """Go back to a checkpoint, or to the state before the first round."""
+        self.pace = self._new_pace()
         if checkpoint is None:
             self.hub = self.method.init_hub(self.net, self.clients)
-        else:
-            rows = checkpoints.read_hub(checkpoint, self.method.hub_type)
+            return
+        with checkpoints.at_hand(checkpoint, of_clients=False) as folder:
+            rows = checkpoints.read_hub(folder, self.method.hub_type)
             self.hub = type(rows)(*(field.to(self.device) for field in rows))
-        self.pace = self._new_pace()
-        if checkpoint is not None and self.timing is not None:
-            self.pace.load(checkpoints.read_clock(checkpoint))
+            if self.timing is not None:
+                self.pace.load(checkpoints.read_clock(folder))
 
-    def save(self, building: Path) -> list[Part]:
+    def save(self, building: Place) -> list[Part]:
         """Write the server's part of a checkpoint, and that of the clock if there is one."""
         parts = [checkpoints.write_part(building, checkpoints.HUB, self.hub)]
         if self.timing is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from raypfl.data import Pool
 from raypfl.engine.contract import RoundReport
@@ -14,6 +13,7 @@ from raypfl.engine.hub import Hub
 from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 class LocalEngine:
@@ -48,11 +48,11 @@ class LocalEngine:
         working = sum(report.seconds for report in reports)
         return RoundReport(records, [], {}, 0, opening.seconds, evaluating, working)
 
-    def save(self, building: Path) -> Sequence[Part]:
+    def save(self, building: Place) -> Sequence[Part]:
         parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]
         return [*self.hub.save(building), *parts]
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.hub.restore(checkpoint)
         for host in self.hosts:
             host.restore(checkpoint)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -33,11 +32,12 @@ from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import AtWork, ClientHost, Upload, Work, without
 from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
-from raypfl.engine.placement import Placement
+from raypfl.engine.placement import Placement, fewer, nodes_alive
 from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
 from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place, place
 
 Actor: TypeAlias = "ActorHandle[Any]"
 
@@ -49,6 +49,9 @@ LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, *FULL)
 
 ANSWER_SECONDS = 10.0
 """How long a host may take to say what it is doing; longer where the deadline is."""
+
+LOOK_SECONDS = 2.0
+"""How often it is looked whether late actors still have a node to start on."""
 
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
@@ -73,10 +76,10 @@ class _Host:
         uploads, report = self.host.work(work._replace(down=decode(work.down, self.device)))
         return [upload._replace(up=encode(upload.up)) for upload in uploads], report
 
-    def save(self, building: Path, name: str) -> Part:
+    def save(self, building: Place, name: str) -> Part:
         return self.host.save(building, name)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.host.restore(checkpoint)
 
     def ready(self) -> int:
@@ -114,10 +117,10 @@ class _Hub:
             [upload._replace(up=decode(upload.up, self.device)) for own in uploads for upload in own]
         )
 
-    def save(self, building: Path) -> list[Part]:
+    def save(self, building: Place) -> list[Part]:
         return self.hub.save(building)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.hub.restore(checkpoint)
 
     def ready(self) -> int:
@@ -143,8 +146,11 @@ class Crew:
         """The hosts, in the order of what is dealt to them; only after `complete`."""
         return [host for host in self._hosts if host is not None]
 
-    def complete(self) -> None:
+    def complete(self, *, after_loss: bool = False) -> None:
         """Start the actors that are not alive, and wait until every one answers.
+
+        Args:
+            after_loss: nodes may be gone; then there are fewer hosts, if the others have no room for all.
 
         Raises:
             PlacementError: some do not start. `close` ends the others.
@@ -155,16 +161,21 @@ class Crew:
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
                 self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
-        waiting = [actor.ready.remote() for actor in self._actors()]
-        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
-        if late:
-            raise PlacementError(
-                f"{len(late)} of {len(waiting)} actors did not start within {START_SECONDS:g} s. The run "
-                f"asks for {placement.request()}; free are {_free()}. Another job may hold the "
-                "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
-            )
+        answers = {actor: actor.ready.remote() for actor in self._actors()}
+        end = time.monotonic() + START_SECONDS
+        while late := self._late(answers, min(LOOK_SECONDS, end - time.monotonic())):
+            if after_loss:
+                # A dead node is on the list for some seconds, so one look is not enough.
+                self._do_without(late)
+                answers = {actor: answers[actor] for actor in self._actors()}
+            if time.monotonic() >= end:
+                raise PlacementError(
+                    f"{len(late)} of {len(answers)} actors did not start within {START_SECONDS:g} s. The run "
+                    f"asks for {self.placement.request()}; free are {_free()}. Another job may hold the "
+                    "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
+                )
         try:
-            ray.get(ready)
+            ray.get(list(answers.values()))
         except LOST as error:
             raise PlacementError(f"an actor died while it started: {error}") from None
 
@@ -178,6 +189,19 @@ class Crew:
         for actor in self._actors():
             ray.kill(actor)
         self._hub, self._hosts = None, [None] * len(self._hosts)
+
+    def _late(self, answers: Mapping[Actor, Any], seconds: float) -> list[Actor]:
+        """Those who have not answered when the time is up."""
+        done, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=max(0.0, seconds))
+        return [actor for actor, answer in answers.items() if answer not in done]
+
+    def _do_without(self, late: Sequence[Actor]) -> None:
+        """Give up late hosts that no node has room for any more."""
+        self.placement = fewer(self.placement, nodes_alive())
+        for host in late:
+            if len(self._hosts) > self.placement.num_hosts and host in self._hosts:
+                self._hosts.remove(host)
+                ray.kill(host)
 
     def _actors(self) -> list[Actor]:
         return [actor for actor in (self._hub, *self._hosts) if actor is not None]
@@ -195,7 +219,6 @@ class RayEngine:
             crew: actors that no other run uses now; whoever made it closes it.
         """
         self._world, self._pool, self._crew = world, pool, crew
-        self._dealt = deal(world, crew.placement.num_hosts)
         self._begin()
 
     def round(
@@ -235,24 +258,25 @@ class RayEngine:
         working = max(report.seconds for report in reports)
         return RoundReport(records, [], {}, 0, opened.seconds, evaluating, working)
 
-    def save(self, building: Path) -> Sequence[Part]:
-        where = building.absolute()
+    def save(self, building: Place) -> Sequence[Part]:
+        where = place(building)
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
         hub, *saved = _results([self._crew.hub.save.remote(where), *parts])
         return [*hub, *saved]
 
-    def restore(self, checkpoint: Path | None) -> None:
-        self._begin()
+    def restore(self, checkpoint: Place | None) -> None:
+        self._begin(after_loss=True)
         if checkpoint is not None:
             actors = (self._crew.hub, *self._crew.hosts)
-            _results([actor.restore.remote(checkpoint.absolute()) for actor in actors])
+            _results([actor.restore.remote(place(checkpoint)) for actor in actors])
 
     def close(self) -> None:
         """The actors belong to the crew, and wait for its next run."""
 
-    def _begin(self) -> None:
-        self._crew.complete()
+    def _begin(self, *, after_loss: bool = False) -> None:
+        self._crew.complete(after_loss=after_loss)
+        self._dealt = deal(self._world, len(self._crew.hosts))
         begun = [self._crew.hub.begin.remote(self._world, self._dealt)]
         for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
             begun.append(host.begin.remote(self._world, blocks, *self._pool))
@@ -282,7 +306,9 @@ class RayEngine:
             for host in waiting.values():
                 hung = _hung(host, deadline, f"method {self._world.config.method.name}, round {round}")
                 if hung is not None:
-                    ray.kill(host)
+                    # Those that still work, too: another may hang, and what they do is for nothing.
+                    for working in waiting.values():
+                        ray.kill(working)
                     _claim([*reports, *others])
                     raise hung
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -29,6 +28,7 @@ import pyarrow.compute as pc
 
 from raypfl.errors import StorageError
 from raypfl.records.statistics import EMPTY, ClientStatistics, client_statistics
+from raypfl.records.storage import Place
 from raypfl.records.tables import TEXT, GrowingTable
 
 Columns = Mapping[str, npt.ArrayLike]
@@ -129,12 +129,13 @@ class Metrics:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         *,
         method: str,
         seed: int,
         reported: tuple[str, str],
         clock: Callable[[], float] = time.monotonic,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin the tables in `folder`, or continue those that are there (then call `truncate`).
 
@@ -144,6 +145,7 @@ class Metrics:
             seed: seed of the run, the same in every row.
             reported: (model, point) whose accuracy the method's papers report; kept in the files' metadata.
             clock: seconds, for the pace of writing.
+            before_write: called before tables are written; nothing is if it raises.
 
         Raises:
             StorageError: tables cannot be written, or those found belong to something else.
@@ -161,7 +163,7 @@ class Metrics:
         self._times = table("clock", CLOCK_SCHEMA)
         self._dropped = table("dropped", DROPPED_SCHEMA)
         self._costs = {0: NO_COSTS}
-        self._clock = clock
+        self._clock, self._before_write = clock, before_write
         self._next_write = -np.inf
         self._last = 0
         self.written = 0
@@ -241,6 +243,7 @@ class Metrics:
         if not due or (begin < self._next_write and not force):
             return
         try:
+            self._before_write()
             for table in due:
                 table.write()
             self.written = self._last
