@@ -7,7 +7,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,13 +42,20 @@ EXPERIMENT = "experiment.yaml"
 """In the folder of several runs: the configuration of all of them."""
 
 
-def run(config: Source, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def run(
+    config: Source,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Run every method with every seed of a configuration.
 
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
         console: what shows the progress; nothing does by default.
+        allow_imports: packages of which a configuration file may name models.
 
     Returns:
         The results: one run, or several below one folder.
@@ -56,7 +63,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     Raises:
         RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
     """
-    settings = load(config, overrides)
+    settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
     with _Workshop(console or Console()) as workshop:
         # What can be known to fail fails before there is a folder.
@@ -71,13 +78,20 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
         return workshop.finish(top)
 
 
-def resume(path: str | Place, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def resume(
+    path: str | Place,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Continue a run, or all runs of an experiment, to the same bits as if nothing had happened.
 
     Args:
         path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
         console: what shows the progress; nothing does by default.
+        allow_imports: packages of which its configuration may name models.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another configuration.
@@ -92,7 +106,8 @@ def resume(path: str | Place, overrides: Sequence[str] = (), *, console: Console
         raise StorageError(
             f"{top.path} is not a run: it has no config.yaml. Give the folder that the run printed."
         )
-    before, settings = load(recorded), load(recorded, overrides)
+    before = load(recorded, allow_imports=allow_imports)
+    settings = load(recorded, overrides, allow_imports=allow_imports)
     runs = expand(settings)
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
@@ -110,7 +125,7 @@ def resume(path: str | Place, overrides: Sequence[str] = (), *, console: Console
         return workshop.finish(top)
 
 
-def plan(config: Source, overrides: Sequence[str] = ()) -> str:
+def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()) -> str:
     """What the runs of a configuration would need, checked against this machine or cluster.
 
     Raises:
@@ -118,7 +133,7 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     """
     workshop = _Workshop(Console())
     texts = []
-    for label, one in expand(load(config, overrides)).items():
+    for label, one in expand(load(config, overrides, allow_imports=allow_imports)).items():
         world = workshop.world_of(one)
         texts.append(f"{label}\n{describe(world, workshop.pool)}")
     return "\n\n".join(texts)

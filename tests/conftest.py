@@ -11,6 +11,8 @@ import torch
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
+# What tests write into configuration files; subprocesses have it, too.
+os.environ["RAYPFL_ALLOW_IMPORTS"] = "stumbling"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import stumbling
@@ -30,7 +30,10 @@ from raypfl.records import checkpoints
 from raypfl.records.files import write_text
 from raypfl.records.folder import RunFolder
 from raypfl.records.metrics import Metrics
+from raypfl.records.storage import Place, Remote
 from raypfl.result import Result
+
+PlaceT = TypeVar("PlaceT", Path, Remote)
 
 NUM_CLIENTS = 4
 STEPS_A_ROUND = 8
@@ -77,12 +80,12 @@ def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
 def drive(
     world: World,
     engine: Engine,
-    path: Path,
+    path: PlaceT,
     console: Console | None = None,
     *,
     away: Mapping[int, Mapping[int, str]] | None = None,
     patience: Patience | None = None,
-) -> Path:
+) -> PlaceT:
     """A run from its first round to its last on an engine at hand; its folder.
 
     Clients that are `away` in a round, with a reason, are left out of it.
@@ -102,7 +105,7 @@ def drive(
         tolerance=Tolerance(world.config.faults, away),
         patience=patience,
     ).run()
-    return folder.path
+    return path
 
 
 @contextmanager
@@ -132,18 +135,21 @@ def begun(
         process.communicate()
 
 
-def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
+def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     """The round of the last checkpoint, and every tensor in it by name."""
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
-    hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
-    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), stored_type(METHODS[method].state_type))
+    with checkpoints.at_hand(folder, of_clients=False) as here:
+        hub = checkpoints.read_hub(here, METHODS[method].hub_type)
+    with checkpoints.at_hand(folder, of_clients=True) as here:
+        stored = stored_type(METHODS[method].state_type)
+        rows = checkpoints.read_rows(here, torch.arange(NUM_CLIENTS), stored)
     named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
     named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}
     return checkpoints.read_manifest(folder).round, named
 
 
-def assert_same_run(left: Path, right: Path, method: str = "fedamp") -> None:
+def assert_same_run(left: Place, right: Place, method: str = "fedamp") -> None:
     """Records of clients and rounds (but for seconds), messages and final tensors, bit for bit."""
     for table in ("clients", "rounds", "traffic", "dropped"):
         frames = [getattr(Result(path), table)() for path in (left, right)]

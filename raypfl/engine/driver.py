@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raypfl.configuration import to_dict
+from raypfl.configuration import leave_to_import, to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
 from raypfl.engine.faults import Patience, Tolerance, first_line
@@ -68,7 +68,7 @@ class Driver:
         self._config = world.config
         self._tolerance = tolerance or Tolerance(self._config.faults)
         self._patience = patience or Patience(self._config.faults.storage_seconds)
-        self._unsaved = False
+        self._unsaved, self._saved = False, done
 
     def run(self) -> None:
         """Go on to the end.
@@ -87,8 +87,7 @@ class Driver:
                     finished = self._step(stop)
                     if stop.is_set():
                         self._console.note(
-                            f"Interrupted after round {self._round}. "
-                            f"Continue with: raypfl resume {self._folder.path}"
+                            f"Interrupted after round {self._round}. Continue with: {self._resume}"
                         )
                         raise KeyboardInterrupt
             self._insist(lambda: self._metrics.flush(force=True))
@@ -214,15 +213,14 @@ class Driver:
             device=training_device(self._config).type,
         )
         checkpoints.commit(building, manifest, parts)
-        self._unsaved = False
+        self._unsaved, self._saved = False, self._round
         self._tolerance.committed()
         # Last: what is written is safe, also if old checkpoints cannot be removed.
         checkpoints.prune(self._folder.checkpoints, self._config.checkpoint.keep)
 
     def _recover(self, fault: HostsLost | ClientError) -> None:
         """Everything back to the last checkpoint: survivors have advanced, and would not match the replay."""
-        checkpoint, manifest = self._insist(lambda: last_checkpoint(self._folder))
-        back = 0 if manifest is None else manifest.round
+        checkpoint, back = self._insist(self._last)
         self._console.note(self._tolerance.survive(fault, self._round + 1, back))
         try:
             self._insist(lambda: self._engine.restore(checkpoint))
@@ -230,6 +228,14 @@ class Driver:
             return self._recover(another)
         self._insist(lambda: self._metrics.truncate(back, evaluated=self._due(back)))
         self._round = back
+
+    def _last(self) -> tuple[Place | None, int]:
+        """The last checkpoint, and its round."""
+        checkpoint, manifest = last_checkpoint(self._folder)
+        back = 0 if manifest is None else manifest.round
+        if back < self._saved:
+            raise StorageError(f"the checkpoint of round {self._saved} is not in {self._folder.checkpoints}.")
+        return checkpoint, back
 
     def _accuracy(self, report: RoundReport) -> float | None:
         model, point = self._reported
@@ -256,9 +262,12 @@ class Driver:
         # After a traceback, on a line of its own.
         said += "" if said.endswith("\n") else " "
         # Who diverges would do so again.
-        again = isinstance(error, DivergedError)
-        then = "" if again else f" Continue with: raypfl resume {self._folder.path}"
+        then = "" if isinstance(error, DivergedError) else f" Continue with: {self._resume}"
         return type(error)(f"{said}{where} {kept}{then}")
+
+    @property
+    def _resume(self) -> str:
+        return f"raypfl resume {self._folder.path}{leave_to_import(self._config)}"
 
 
 @contextmanager

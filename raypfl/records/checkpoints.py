@@ -305,7 +305,7 @@ def _manifest(folder: Place) -> Manifest:
     try:
         return Manifest.model_validate_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
-        if isinstance(folder, Remote) and not isinstance(error, FileNotFoundError):
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
             with storage_errors(folder / MANIFEST, "read"):
                 raise
         raise CheckpointError(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 import stumbling
+from failures import Notes, break_down, repair
 from ray.exceptions import ObjectStoreFullError
 from ray_nodes import NODE_CPUS, STORE_BYTES, Nodes
 from saboteur import Moment, Saboteur, kill_host, kill_hub
@@ -32,6 +33,7 @@ from raypfl.engine import ray as ray_engine
 from raypfl.engine.contract import HostsLost
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.ray import Crew, RayEngine, share
+from raypfl.records import storage
 from raypfl.result import Result
 
 pytestmark = pytest.mark.slow
@@ -173,6 +175,21 @@ def test_a_store_that_cannot_spill_is_a_loss_that_says_so(cluster: Path) -> None
 
     with pytest.raises(HostsLost, match=r"object store is full: .*no room for 80 MB.* --object-store-memory"):
         ray_engine._results([full.remote()])
+
+
+def test_storage_that_fails_for_a_while_at_hosts_and_driver(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On storage without renaming hosts send their parts; the checkpoint of round 4 fails at all of them."""
+    monkeypatch.setattr(storage, "PAUSES_SECONDS", ())
+    world, pool = small_world("evaluation.every=1")
+    run = tmp_path / "bucket" / "run"
+    after = {3: lambda: break_down(run), 5: lambda: repair(run)}
+    notes = Notes(after)
+    there = storage.Remote(f"local://{run}")
+    drive(world, RayEngine(world, share(pool), crew), there, notes)
+    assert [note.partition(" ")[0] for note in notes.texts] == ["cannot", "Storage"]
+    assert_same_run(there, drive(world, LocalEngine(world, pool), tmp_path / "undisturbed"))
 
 
 def test_an_actor_that_dies_between_rounds_is_noticed_by_the_next(crew: Crew) -> None:
