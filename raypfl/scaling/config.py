@@ -78,7 +78,7 @@ class Study(StrictModel):
             for values in product(*self.over.values()):
                 varied = dict(zip(self.over, values, strict=True))
                 told = (f"{name}={_text(value)}" for name, value in zip(names, values, strict=True))
-            words = [*([label] if label else []), *told]
+                words = [*([label] if label else []), *told]
                 yield " ".join(words), {**self.fixed, **case, **varied}
 
 
