@@ -11,7 +11,7 @@ import pandas as pd
 SIZES = {"clients": "N", "participants": "S", "parameters": "P"}
 """Columns that a cost may grow with, and what they are called in formulas."""
 
-MOST_POINTS_FOR_HALF = 6
+LEAST_FOR_HALF = 6
 """A fit to the larger half is shown from so many points on."""
 
 

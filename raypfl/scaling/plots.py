@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from raypfl.engine.phases import PHASES
 from raypfl.records.files import replacing
-from raypfl.scaling.fit import SIZES, fit
+from raypfl.scaling.fit import LEAST_FOR_HALF, SIZES, fit, larger_half
 from raypfl.scaling.results import groups
 
 LABELS = {
@@ -63,18 +63,21 @@ def _figure(rows: pd.DataFrame) -> Figure:
 
 
 def _phases(axes: Axes, rows: pd.DataFrame, along: str) -> None:
-    """The median over groups of every phase, and the fit of them all together."""
+    """The median over groups of every phase, and a fit to all of them together where growth has settled."""
     middle = rows.groupby(along).median(numeric_only=True).reset_index()
     axes.plot(middle[along], middle.server_seconds, color="black", marker="o", label="all")
     for phase in PHASES:
         seconds = middle[f"{phase}_seconds"]
         if (seconds > 0).any():
             axes.plot(middle[along], seconds, marker=".", label=phase)
-    found = fit(middle, "server_seconds", [along]) if along in SIZES else None
+    if along not in SIZES:
+        return
+    settled = larger_half(middle, along) if len(middle) >= LEAST_FOR_HALF else middle
+    found = fit(settled, "server_seconds", [along])
     if found is not None:
-        line = found.factor * middle[along].astype(float) ** found.exponents[along]
+        line = found.factor * settled[along].astype(float) ** found.exponents[along]
         text = f"exponent {found.exponents[along]:.2f}"
-        axes.plot(middle[along], line, color="grey", linestyle="--", label=text)
+        axes.plot(settled[along], line, color="grey", linestyle="--", label=text)
 
 
 def _dress(axes: Axes, label: str, along: str) -> None:

@@ -14,7 +14,7 @@ from raypfl.engine.phases import PHASES
 from raypfl.errors import StorageError
 from raypfl.records.files import replacing, storage_errors, write_json
 from raypfl.scaling.config import Point
-from raypfl.scaling.fit import MOST_POINTS_FOR_HALF, SIZES, fit, larger_half, varying
+from raypfl.scaling.fit import LEAST_FOR_HALF, SIZES, fit, larger_half, varying
 
 COSTS = ("server_seconds", "server_cpu_seconds", *(f"{name}_cpu_seconds" for name in PHASES))
 """Columns that exponents are fitted to."""
@@ -156,7 +156,7 @@ def groups(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _parts(rows: pd.DataFrame, sizes: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     yield "all", rows
-    if len(sizes) == 1 and len(rows) >= MOST_POINTS_FOR_HALF:
+    if len(sizes) == 1 and len(rows) >= LEAST_FOR_HALF:
         yield "larger half", larger_half(rows, sizes[0])
 
 

@@ -191,9 +191,7 @@ def test_a_point_has_a_process_of_its_own(tmp_path: Path) -> None:
     """Two points, of which one diverges: the command's own way, from end to end."""
     path = tmp_path / "small.yaml"
     steep = {"training.optimizer": {"name": "sgd", "lr": 1e30}}
-    path.write_text(
-        json.dumps({**BASE, "scale": {"studies": {"a": {"cases": {"good": {}, "steep": steep}}}}})
-    )
+    path.write_text(json.dumps(with_studies(a={"cases": {"good": {}, "steep": steep}})))
     ran = CliRunner().invoke(app, ["scale", str(path), f"storage_path={tmp_path}", "name=study"])
     assert ran.exit_code == 0, ran.output
     points = pd.read_parquet(tmp_path / "study/points.parquet").set_index("settings")
