@@ -16,6 +16,9 @@ from raypfl.engine.world import World, make_world
 from raypfl.errors import ConfigError, PlacementError, RaypflError
 from raypfl.scaling.config import Point
 
+MOST_SAID = 6
+"""Points that a message names."""
+
 
 def check(points: Iterable[Point]) -> None:
     """Refuse points whose data, actors or models do not fit.
@@ -31,7 +34,8 @@ def check(points: Iterable[Point]) -> None:
         except RaypflError as error:
             wrong.append(f"    {point.study}, {point.settings}: {error}")
     if wrong:
-        listed = "\n".join(wrong)
+        more = [f"    and {len(wrong) - MOST_SAID} more"] if len(wrong) > MOST_SAID else []
+        listed = "\n".join([*wrong[:MOST_SAID], *more])
         raise ConfigError(
             f"{len(wrong)} point(s) of the study cannot be measured, so nothing was started:\n{listed}"
         )

@@ -45,6 +45,12 @@ class Study(StrictModel):
     cases: dict[str, Keys] = Field({}, description="keys that change together, under a label of their own")
     over: dict[str, tuple[Any, ...]] = Field({}, description="values of single keys")
 
+    @field_validator("over", mode="before")
+    @classmethod
+    def _dotted(cls, over: object) -> object:
+        """On the command line `over.partition.num_clients=[5]` is a mapping in a mapping."""
+        return dict(_flat(over)) if isinstance(over, Mapping) else over
+
     @field_validator("over")
     @classmethod
     def _some_values(cls, over: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -217,6 +223,15 @@ def _points(
                 )
             (config,) = runs.values()
             yield Point(name, number, settings, study.measure, config)
+
+
+def _flat(nested: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys; of one that comes twice the last counts."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _text(value: Any) -> str:

@@ -70,6 +70,12 @@ def test_overrides_go_to_all_points_or_to_the_section() -> None:
     assert read(source).name == "scale"
 
 
+def test_values_can_be_given_on_the_command_line() -> None:
+    source = with_studies(a={"over": {"partition.num_clients": [4, 8]}})
+    (point,) = read(source, ["scale.studies.a.over.partition.num_clients=[5]"]).points
+    assert (point.settings, point.config.partition.num_clients) == ("num_clients=5", 5)
+
+
 def test_a_file_gives_the_folder_its_name(tmp_path: Path) -> None:
     import yaml
 
