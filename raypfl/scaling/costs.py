@@ -34,15 +34,15 @@ BACKWARD = 2.0
 
 
 def measure_costs(config: RunConfig, protocol: Protocol, progress: Progress = lambda _: None) -> Measured:
-    """One client's update in full; and the server, in rounds in which every client does a single step.
+    """One client's update in full; and the server, in rounds in which every client does one small step.
 
-    How long clients train changes nothing for the server.
+    How much clients train changes nothing for the server.
 
     Raises:
         RaypflError: the run cannot be started, or a client fails.
     """
     world, pool = world_of(config)
-    once = config.training.model_copy(update={"epochs": 1, "steps": 1})
+    once = config.training.model_copy(update={"epochs": 1, "steps": 1, "batch_size": 2})
     short = world._replace(config=config.model_copy(update={"training": once}))
     with closing(LocalEngine(short, pool)) as engine:
         rows = list(rounds_of(engine, short, protocol, progress))
