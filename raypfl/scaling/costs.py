@@ -81,17 +81,20 @@ def _client(world: World, pool: Any, work: Work, protocol: Protocol) -> dict[str
     with _counter() as counter:
         ClientHost(alone, [block], pool.x, pool.y, device).work(one)
     seconds: list[float] = []
+    cpu_seconds: list[float] = []
     while len(seconds) < protocol.rounds and sum(seconds) <= protocol.seconds:
         host = ClientHost(alone, [block], pool.x, pool.y, device)
-        begin = time.perf_counter()
+        begin = time.perf_counter(), time.process_time()
         host.work(one)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin[0])
+        cpu_seconds.append(time.process_time() - begin[1])
     samples = int(world.label_counts[int(one.ids[0])].sum())
     passes = world.method().passes(world.config.training, samples)
     return {
         "client_flops": counter.get_total_flops(),
         "client_flops_formula": (1.0 + BACKWARD) * _forward(world, pool) * samples * passes,
         "client_seconds": median(seconds),
+        "client_cpu_seconds": median(cpu_seconds),
     }
 
 

@@ -100,13 +100,13 @@ def _costs(name: str, rows: pd.DataFrame) -> Grid:
         "m",
         "client flops: formula",
         "counted",
-        "client s",
+        "client s (CPU)",
         "server flops: formula",
         "counted",
-        "server s",
+        "server s (CPU)",
         "server/client: formula %",
         "counted %",
-        "seconds %",
+        "CPU %",
     )
 
     def line(row: pd.Series) -> tuple[str, ...]:
@@ -119,19 +119,20 @@ def _costs(name: str, rows: pd.DataFrame) -> Grid:
             f"{int(row.participants)}",
             _flops(row.client_flops_formula),
             _flops(row.client_flops),
-            _number(row.client_seconds),
+            f"{_number(row.client_seconds)} ({_number(row.client_cpu_seconds)})",
             _flops(formula),
             _flops(row.server_flops),
-            _number(row.server_seconds),
+            f"{_number(row.server_seconds)} ({_number(row.server_cpu_seconds)})",
             _number(100 * formula / row.client_flops_formula),
             _number(100 * row.server_flops / row.client_flops),
-            _number(100 * row.server_seconds / row.client_seconds),
+            _number(100 * row.server_cpu_seconds / row.client_cpu_seconds),
         )
 
     note = (
         "One client's update and the server's part of one round. Formula: three times the forward pass "
         "(matrix products and convolutions); for the server 3/2 m^2 P, as in the paper's Table VIII. "
-        "Counted: torch's counter on what is done. The server works in float64, clients in float32."
+        "Counted: torch's counter on what is done. The server works in float64, clients in float32. CPU: "
+        "processor time."
     )
     return Grid(header, tuple(line(row) for _, row in rows.iterrows()), note=note + _failures(rows))
 
