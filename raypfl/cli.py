@@ -111,6 +111,22 @@ def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImport
     typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
 
 
+@app.command()
+def scale(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in the folder that is there; measure what is missing.")
+    ] = False,
+) -> None:
+    """Measure rounds as clients, hosts, cohorts and models grow: a file with a section `scale`."""
+    from raypfl import scaling
+    from raypfl.console import console_for
+
+    with console_for() as console:
+        scaling.run(config, overrides or [], resume=resume, console=console)
+
+
 @bench_app.command("rounds")
 def bench_rounds(
     names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,

@@ -52,10 +52,10 @@ def load(
     if isinstance(source, Mapping):
         where, raw = "the configuration", copy.deepcopy(dict(source))
     else:
-        where, raw = str(source), _read(source)
-    changes = _parse_all(overrides)
+        where, raw = str(source), read_yaml(source)
+    changes = parse_overrides(overrides)
     for change in changes:
-        _apply(raw, change)
+        apply_override(raw, change)
     for key in ("method", "seed"):
         if key in raw and not isinstance(raw[key], list | tuple):
             raw[key] = [raw[key]]
@@ -174,7 +174,7 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _read(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
+def read_yaml(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
         raw = _parse_yaml(place(path).read_text(encoding="utf-8"))
@@ -203,7 +203,7 @@ def _problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or str(error)
 
 
-def _parse_all(texts: Sequence[str]) -> list[Override]:
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """Read overrides: whole sections first, then the names that choose, then options."""
     overrides: list[Override] = []
     for text in texts:
@@ -222,7 +222,7 @@ def _parse_all(texts: Sequence[str]) -> list[Override]:
     return sorted(overrides, key=lambda override: (len(override.path), override.path[-1] != "name"))
 
 
-def _apply(raw: dict[str, Any], override: Override) -> None:
+def apply_override(raw: dict[str, Any], override: Override) -> None:
     """Put one override in its place in `raw`."""
     section, *rest = override.path
     if section == "method" and rest and isinstance(raw.get("method"), list):
@@ -231,7 +231,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
             raw["method"] = chosen or {"name": override.value}
         else:
             for entry in _having_option(raw["method"], override):
-                _apply(entry, override._replace(path=tuple(rest)))
+                apply_override(entry, override._replace(path=tuple(rest)))
         return
     if not rest:
         raw[section] = override.value
@@ -239,7 +239,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
     inner = raw.setdefault(section, {})
     if not isinstance(inner, dict):
         raise ConfigError(f"override {override}: {section} = {show(inner)} has no keys below it.")
-    _apply(inner, override._replace(path=tuple(rest)))
+    apply_override(inner, override._replace(path=tuple(rest)))
 
 
 def _having_option(entries: list[Any], override: Override) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.engine.evaluation import score, tried
 from raypfl.engine.messages import put, take
 from raypfl.engine.world import World, samples_on
@@ -343,6 +344,7 @@ def stored_type(state_type: Any) -> Any:
     return namedtuple("Stored", (*state_type._fields, "momentum"))
 
 
+@phase("messages")
 def columns_of(messages: Sequence[Message]) -> dict[str, Any]:
     """Messages by column, as the traffic table takes them."""
     return {

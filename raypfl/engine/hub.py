@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import Phase
 from raypfl.engine.host import Upload, Work, columns_of
 from raypfl.engine.messages import stack, take, trim
 from raypfl.engine.own_pace import OwnPace
 from raypfl.engine.pace import Due, InTurn, Together
+from raypfl.engine.phases import PhaseClock, Spent
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
 from raypfl.errors import ClientError
@@ -35,6 +37,8 @@ class Opening(NamedTuple):
     diagnostics: dict[str, float]
     """What the method says about its step, by name."""
     seconds: float
+    phases: dict[Phase, Spent]
+    """What the seconds were spent on; empty unless `World.phases`."""
     more: bool = False
     """Whether the round has another step after this one."""
 
@@ -45,6 +49,8 @@ class Closing(NamedTuple):
     seconds: float
     stays: list[Stay]
     """How long it took in virtual time, and for whom."""
+    phases: dict[Phase, Spent]
+    """What the seconds were spent on; empty unless `World.phases`."""
 
 
 class Hub:
@@ -59,6 +65,7 @@ class Hub:
         self.world, self.dealt, self.device = world, dealt, device
         self.net, self.method = world.network(device), world.method()
         self.clients = world.clients(device)
+        self.watch = PhaseClock(device, on=world.phases)
         clock = world.config.clock
         self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
         self.away: frozenset[int] = frozenset()
@@ -102,31 +109,34 @@ class Hub:
         begin = time.perf_counter()
         method = self.method
         self.away = frozenset(away)
-        step = self.pace.step(round, Due(train, evaluate_pre, evaluate_post))
-        self.plan = step.plan
-        work = []
-        ids, uploads = self.plan.ids.cpu(), self.plan.uploads.cpu()
-        for own in self.dealt:
-            here = torch.isin(ids, own).nonzero()[:, 0]
-            part = trim(take(step.down, here.to(self.device), method.shared), method.pools)
-            work.append(Work(round, ids[here], uploads[here], part, *step.due, self.plan.round, step.shown))
+        with self.watch.running():
+            step = self.pace.step(round, Due(train, evaluate_pre, evaluate_post))
+            self.plan = step.plan
+            work = []
+            ids, uploads = self.plan.ids.cpu(), self.plan.uploads.cpu()
+            for own in self.dealt:
+                here = torch.isin(ids, own).nonzero()[:, 0]
+                part = trim(take(step.down, here.to(self.device), method.shared), method.pools)
+                asked = (*step.due, self.plan.round, step.shown)
+                work.append(Work(round, ids[here], uploads[here], part, *asked))
         seconds = time.perf_counter() - begin
         wanted = train and step.read is not None and self.world.config.evaluation.diagnostics
         diagnostics = method.diagnose(self.net, step.read, self.plan, step.down) if wanted else {}
         sending = int(uploads.sum())
-        opening = Opening(len(ids), sending, columns_of(step.messages), diagnostics, seconds, step.more)
-        return opening, work
+        traffic, phases = columns_of(step.messages), self.watch.take()
+        return Opening(len(ids), sending, traffic, diagnostics, seconds, phases, step.more), work
 
     def close(self, uploads: Sequence[Upload]) -> Closing:
         """Aggregate the step that was opened last."""
         begin = time.perf_counter()
         plan, up = self.plan.of_senders(), None
-        # An evaluation of what was received sends nothing.
-        if len(plan.ids) and uploads:
-            up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
-            self.hub = self.method.aggregate(self.net, self.hub, up, plan)
-        stays = self.pace.close(plan, up)
-        return Closing(time.perf_counter() - begin, stays)
+        with self.watch.running():
+            # An evaluation of what was received sends nothing.
+            if len(plan.ids) and uploads:
+                up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
+                self.hub = self.method.aggregate(self.net, self.hub, up, plan)
+            stays = self.pace.close(plan, up)
+        return Closing(time.perf_counter() - begin, stays, self.watch.take())
 
     def planned(self, round: int) -> Plan:
         """The method's plan of a round, without those who are away."""
