@@ -63,6 +63,13 @@ class Topic(str, Enum):
     models = "models"
 
 
+class ProfileName(str, Enum):
+    """How `raypfl paper` runs a table."""
+
+    full = "full"
+    small = "small"
+
+
 @app.callback()
 def _raypfl(
     traceback: Annotated[
@@ -101,6 +108,39 @@ def plan(config: Config, overrides: Overrides = None) -> None:
     from raypfl import experiment
 
     typer.echo(experiment.plan(config, overrides or []))
+
+
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
+    profile: Annotated[
+        ProfileName, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = ProfileName.full,
+    only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long.")] = False,
+) -> None:
+    """Run a table or figure of a paper, as far as it was not run yet, and show it beside the printed one."""
+    from raypfl import paper as papers
+    from raypfl.console import console_for
+
+    if name is None:
+        tables = papers.known()
+        for key, table in tables.items():
+            typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
+        return
+    with console_for() as console:
+        small = profile is ProfileName.small
+        papers.reproduce(
+            name,
+            "small" if small else "full",
+            only=only or (),
+            folder=data,
+            out=out,
+            dry=plan,
+            console=console,
+        )
 
 
 @bench_app.command("rounds")

@@ -46,7 +46,7 @@ def load(source: Source, overrides: Sequence[str] = ()) -> ExperimentConfig:
     if isinstance(source, Mapping):
         where, raw = "the configuration", copy.deepcopy(dict(source))
     else:
-        where, raw = str(source), _read(Path(source))
+        where, raw = str(source), read_mapping(Path(source))
     changes = _parse_all(overrides)
     for change in changes:
         _apply(raw, change)
@@ -119,8 +119,12 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     try:
         raw = _parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
