@@ -63,7 +63,7 @@ class Topic(str, Enum):
     models = "models"
 
 
-class ProfileName(str, Enum):
+class Profile(str, Enum):
     """How `raypfl paper` runs a table."""
 
     full = "full"
@@ -114,8 +114,8 @@ def plan(config: Config, overrides: Overrides = None) -> None:
 def paper(
     name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
     profile: Annotated[
-        ProfileName, typer.Option(help="The paper's setting, or one for two cores.")
-    ] = ProfileName.full,
+        Profile, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = Profile.full,
     only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
     data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
@@ -131,16 +131,8 @@ def paper(
             typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
         return
     with console_for() as console:
-        small = profile is ProfileName.small
-        papers.reproduce(
-            name,
-            "small" if small else "full",
-            only=only or (),
-            folder=data,
-            out=out,
-            dry=plan,
-            console=console,
-        )
+        chosen: papers.Profile = "small" if profile is Profile.small else "full"
+        papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
 
 
 @bench_app.command("rounds")

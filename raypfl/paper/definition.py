@@ -1,4 +1,4 @@
-"""What a table of a paper consists of: a file of `configs/paper`, which refers to the other configurations."""
+"""What a table of a paper consists of: a file of `configs/paper` that refers to other configurations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Statistic = Annotated[
     str,
     Field(
         pattern="^((best|last|last ten)( weighted)?|best (sd|range)|gigabytes|diagnostics/[a-z_]+)$",
-        description="of which evaluated round the accuracy is, in %: uniform mean over clients, or weighted by "
-        "their samples; or, in the best round, sd or range over clients; or bytes of the run in GB; or the "
-        "last value of a diagnostic",
+        description="of which evaluated round the accuracy is, in %: uniform mean over clients, or weighted "
+        "by their samples; or, in the best round, sd or range over clients; or bytes of the run in GB; or "
+        "the last value of a diagnostic",
     ),
 ]
 
@@ -76,7 +76,6 @@ class Definition(Part):
     differences: tuple[Difference, ...] = ()
     absent: str = Field("", description="why nothing of it can be run")
     small: Small | None = None
-    until: float | None = Field(None, gt=0, le=1, description="divergence: train until all clients are above")
 
     @field_validator("rows", "columns", mode="before")
     @classmethod

@@ -92,8 +92,9 @@ def _difference(line: Line) -> str:
     if line.printed is None or line.ours is None:
         return "-"
     gap = line.ours.mean - line.printed.value
-    return f"{gap:+.2f}" if abs(line.printed.value) < 1e5 else f"{100 * gap / line.printed.value:+.1f} %"
+    return f"{gap:+.2f}" if abs(line.printed.value) < 1e4 else f"{100 * gap / line.printed.value:+.1f} %"
 
 
 def _short(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 1e5 else f"{value:,.0f}"
+    """A count as one, anything else to hundredths."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2f}"

@@ -44,12 +44,11 @@ class Trace(NamedTuple):
         return self.rounds[-1][self.columns.index(column)]
 
 
-def trace(config: RunConfig, until: float | None, console: Console) -> Trace:
+def trace(config: RunConfig, console: Console) -> Trace:
     """Train, and after every round compare the clients' answers to the unit input.
 
     Args:
         config: the run; its method keeps a model `w` of each client.
-        until: stop when every client's test accuracy is above.
         console: told of every round.
     """
     pool = data.load(config.data, config.seed)
@@ -59,17 +58,16 @@ def trace(config: RunConfig, until: float | None, console: Console) -> Trace:
     rounds: list[tuple[float, ...]] = []
     with closing(LocalEngine(world, pool)) as engine:
         (host,) = engine.hosts
-        while len(rounds) < config.rounds and not (rounds and until is not None and rounds[-1][0] > until):
-            report = engine.round(len(rounds) + 1, evaluate_pre=False, evaluate_post=True)
+        for round in range(1, config.rounds + 1):
+            report = engine.round(round, evaluate_pre=False, evaluate_post=True)
             tests = [block for block in report.clients if block["split"] == "test"]
             accuracy = min(float(min(block["accuracy"])) for block in tests)
-            w_NP = torch.cat([state.w for _, state in sorted(host.state.items())])  # type: ignore[attr-defined]
+            w_NP = torch.cat([state.w for _, state in sorted(host.state.items())])
             log_u_NO = answers(host.net, w_NP, ONES).u.double()
             divergence_E = jensen_shannon(log_u_NO, receivers_E, sources_E)
             rounds.append((accuracy, *divergence_E.tolist()))
-            console.note(
-                f"round {len(rounds)}: smallest accuracy {accuracy:.2%}, divergences {_shown(divergence_E)}"
-            )
+            shown = " ".join(f"{value:.2f}" for value in divergence_E.tolist())
+            console.note(f"round {round}: smallest accuracy {accuracy:.2%}, divergences {shown}")
     return Trace((ACCURACY, *(f"D({i + 1},{j + 1})" for i, j in pairs)), rounds)
 
 
@@ -79,22 +77,20 @@ def toy_lines(
     """A line for each pair, over seeds; traces are kept as files, and read again where they are there."""
     lines = []
     for cell in cells(table, profile, only=only, folder=folder):
-        traces, failure = _traces(cell, table.until, out, console)
+        traces, failure = _traces(cell, out, console)
         remarks = (*cell.remarks, *failure)
         values = [one.last(cell.row) for one in traces]
         lines.append(Line(cell.row, cell.column, cell.printed, over_seeds(values), remarks))
     return lines
 
 
-def _traces(
-    cell: Cell, until: float | None, out: Path, console: Console
-) -> tuple[list[Trace], tuple[str, ...]]:
-    found = []
+def _traces(cell: Cell, out: Path, console: Console) -> tuple[list[Trace], tuple[str, ...]]:
+    found: list[Trace] = []
     for name, config in cell.runs.items():
         path = out / "traces" / f"{name}.csv"
         if not path.is_file():
             try:
-                done = trace(config, until, console)
+                done = trace(config, console)
             except RaypflError as error:
                 return found, (str(error).partition("\n")[0],)
             _write(path, done)
@@ -113,7 +109,3 @@ def _read(path: Path) -> Trace:
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
     return Trace(tuple(header[1:]), [tuple(map(float, row[1:])) for row in rows])
-
-
-def _shown(values: torch.Tensor) -> str:
-    return " ".join(f"{value:.2f}" for value in values.tolist())

@@ -119,12 +119,8 @@ def _line(cell: Cell, out: Path, failed: Mapping[Path, RaypflError]) -> Line:
     found = [measure(path, cell.view, cell.statistic) for path in paths if finished(path)]
     values = [value for value in found if value is not None]
     remarks = list(cell.remarks)
-    errors = {
-        f"{type(failed[path]).__name__}: {failed[path]}".partition("\n")[0]
-        for path in paths
-        if path in failed
-    }
-    remarks += sorted(error.rstrip(".") for error in errors)
+    errors = {f"{type(error).__name__}: {error}" for path in paths if (error := failed.get(path))}
+    remarks += sorted(error.partition("\n")[0].rstrip(".") for error in errors)
     if len(found) < len(paths) and not errors:
         remarks.append("not every seed is finished" if found else "not run yet")
     elif found and not values:
