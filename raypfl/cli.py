@@ -187,20 +187,23 @@ def main() -> None:
 
 
 def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl import plugins
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
     from raypfl.topology import TOPOLOGIES
 
+    added = plugins.install()
     tables = {
         Topic.datasets: SOURCES,
         Topic.partitions: PARTITIONS,
         Topic.models: MODELS,
         Topic.topologies: TOPOLOGIES,
     }
+    broken = added[plugins.GROUP_OF[topic.value]].broken if topic.value in plugins.GROUP_OF else {}
     if topic is Topic.methods:
-        return {name: method.summary for name, method in METHODS.items()}
-    return dict(tables[topic])
+        return {name: method.summary for name, method in METHODS.items()} | broken
+    return {**tables[topic], **broken}
 
 
 def _stop(message: str, status: int) -> NoReturn:

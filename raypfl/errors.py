@@ -43,3 +43,7 @@ class DivergedError(RaypflError):
 
 class ClientError(RaypflError):
     """Code of a method, model or objective raised at a client; carries that traceback once."""
+
+
+class PluginError(RaypflError):
+    """A package that adds to raypfl takes a name that is taken."""

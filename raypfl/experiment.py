@@ -17,6 +17,7 @@ from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Both, Console, PlainConsole, RunTitle
 from raypfl.data import Pool
+from raypfl.data.sources.images import ImageConfig
 from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
@@ -256,7 +257,9 @@ class _Workshop:
         return Result(top.path)
 
     def _which_pool(self, config: RunConfig) -> str:
-        return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
+        # Images are the same for every seed; what is generated may not be.
+        seed = "" if isinstance(config.data, ImageConfig) else config.seed
+        return f"{config.data.model_dump_json()}/{seed}"
 
     def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""
