@@ -135,6 +135,19 @@ def paper(
         papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
 
 
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="What configurations call it, such as fedprox.")],
+    folder: Annotated[Path, typer.Option(help="Where its package is written.")] = Path("."),
+) -> None:
+    """Write a package with a method of your own: FedAvg to begin with, held to every method's contract."""
+    from raypfl.scaffold import new_method
+
+    for path in new_method(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: pip install -e {folder / name}, then pytest {folder / name}")
+
+
 @bench_app.command("rounds")
 def bench_rounds(
     names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
