@@ -20,6 +20,7 @@ from raypfl.testing.harness import (
     NETS,
     ONE_SAMPLE,
     SIZES,
+    WITH_OWN_NORMS,
     Guard,
     Net,
     Simulation,
@@ -28,7 +29,7 @@ from raypfl.testing.harness import (
     toy,
 )
 from raypfl.testing.row import Row
-from raypfl.testing.table import only
+from raypfl.testing.table import only, with_nets
 
 N = len(SIZES)
 SOME = (0, ONE_SAMPLE, 4)
@@ -42,6 +43,12 @@ two_nets = pytest.mark.parametrize("net", [NETS["mlp"], NETS["conv"]], ids=["mlp
 @pytest.fixture(scope="module")
 def federation() -> Toy:
     return toy()
+
+
+def nets_of(row: Row) -> dict[str, Net]:
+    """The networks of the tests, and one with normalisation layers that stay where the method can."""
+    able = type(row.method()).norms_at_home
+    return {**NETS, **({"conv with own norms": WITH_OWN_NORMS} if able else {})}
 
 
 def resting(row: Row) -> list[int]:
@@ -131,7 +138,7 @@ def test_nothing_that_is_received_is_modified(row: Row, net: Net, federation: To
     assert guard.checked >= {*called.split(), "sent_down", "sent_up"}
 
 
-@each_net
+@with_nets(nets_of)
 @pytest.mark.parametrize("ids", [SOME, (ONE_SAMPLE,), None], ids=["some", "one", "all"])
 def test_declared_messages_are_the_payload_of_the_table(
     row: Row, net: Net, ids: tuple[int, ...] | None, federation: Toy
