@@ -70,7 +70,7 @@ class Net(NamedTuple):
     """A network of the tests: how it is made, and where running statistics live."""
 
     build: Callable[[], nn.Module]
-    buffers: Literal["average", "local"] = "average"
+    buffers: Literal["average", "local", "fedbn"] = "average"
 
     def float64(self) -> Network:
         return Network(self.build, "head", buffers=self.buffers, input_shape=SHAPE, dtype=torch.float64)
