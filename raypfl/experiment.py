@@ -162,18 +162,17 @@ def complete(
 
 
 def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
-    """Seconds of training that each run would take on one core of this machine; None where there are no data.
+    """Seconds of training that each run would take on one core of this machine, by an epoch of one client.
 
-    One client of each is trained for an epoch.
+    None where the data cannot be had or dealt, or that epoch diverges.
     """
     workshop = _Workshop(Console())
     for config in configs:
         try:
             world = workshop.world_of(config)
-        except (DataError, PartitionError):
-            yield None
-        else:
             yield planning.expected_seconds(world, workshop.pool)
+        except (DataError, PartitionError, DivergedError):
+            yield None
 
 
 class _Workshop:

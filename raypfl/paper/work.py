@@ -102,7 +102,7 @@ def _announce(runs: Mapping[Path, RunConfig], chosen: Sequence[Cell], console: C
     examples = {kind: todo[path] for path, kind in alike.items()}
     seconds = dict(zip(examples, expected_seconds(examples.values()), strict=True))
     known = [found for kind in alike.values() if (found := seconds[kind]) is not None]
-    without = f"; {len(todo) - len(known)} have no data here" if len(known) < len(todo) else ""
+    without = f"; {len(todo) - len(known)} of the runs will fail" if len(known) < len(todo) else ""
     console.note(
         f"Training takes about {timedelta(seconds=round(sum(known)))} on one core of this machine as busy as "
         f"it is now, evaluation apart{without}."

@@ -76,7 +76,7 @@ def define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     """Write a table called `toy`, and its base."""
     folder = tmp_path / "configs"
     (folder / "paper").mkdir(parents=True)
-    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE, sort_keys=False))
     monkeypatch.setattr(definition, "configs", lambda: folder)
     monkeypatch.setattr("raypfl.paper.cells.configs", lambda: folder)
     from raypfl.paper.cells import _yaml
@@ -84,7 +84,7 @@ def define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     _yaml.cache_clear()
 
     def define(**changes: object) -> None:
-        (folder / "paper" / "toy.yaml").write_text(yaml.safe_dump({**TOY, **changes}))
+        (folder / "paper" / "toy.yaml").write_text(yaml.safe_dump({**TOY, **changes}, sort_keys=False))
 
     define()
     yield define
@@ -125,7 +125,7 @@ def test_the_numbers_are_those_of_the_papers() -> None:
     assert {value.source for key, value in published().items() if key[:2] == ("diversifed", "5")} == {
         "printed; tau of this row inferred from the text"
     }
-    assert len(published()) == 465
+    assert len(published()) == 466
 
 
 def test_rows_that_are_of_one_run_share_it() -> None:
@@ -175,9 +175,8 @@ def test_a_table_is_run_once_and_shown_beside_the_papers(define, tmp_path: Path)
     assert some is not None and page is not None
 
     by_name = {f"{line.row}/{line.column}": line for line in page.lines}
-    expected = 100 * Result(run).rounds().query("model == 'global' and point == 'pre' and split == 'test'")
-    best = expected.accuracy_mean.max() if len(expected) else 0.0
-    assert by_name["FedAvg/FMNIST"].ours == Ours(pytest.approx(best), None, 1)
+    tests = Result(run).rounds().query("model == 'global' and point == 'pre' and split == 'test'")
+    assert by_name["FedAvg/FMNIST"].ours == Ours(100 * tests.accuracy_mean.max(), None, 1)
     assert by_name["FedAvg/FMNIST"].printed == Printed(83.55, 1.16, "printed")
     assert by_name["pFedMe-GM/FMNIST"].ours == by_name["FedAvg/FMNIST"].ours
     assert by_name["pFedMe-GM/CIFAR10"].remarks[-1] == "not in the small profile: too slow for it"
@@ -192,7 +191,7 @@ def test_a_table_is_run_once_and_shown_beside_the_papers(define, tmp_path: Path)
     assert page.markdown.read_text().startswith(
         "# toy, profile small\n\nA toy\n\n| row | column | paper | ours |"
     )
-    rows = list(csv.DictReader(page.csv.open()))
+    rows = list(csv.DictReader(page.csv.read_text().splitlines()))
     assert [row["row"] for row in rows] == [line.row for line in page.lines]
     assert float(rows[0]["ours"]) == by_name["FedAvg/FMNIST"].ours.mean
 
@@ -235,7 +234,7 @@ def test_only_saying_what_would_be_run_runs_nothing(define, tmp_path: Path) -> N
 
 def test_a_run_that_fails_is_a_remark_and_the_others_go_on(define, tmp_path: Path) -> None:
     many = {"set": {"partition.train_size": 2000}}
-    wild = {"set": {"training.optimizer": {"name": "sgd", "lr": 1e30}}}
+    wild = {"set": {"training.optimizer": {"name": "sgd", "lr": 1e38}}}
     columns = {"FMNIST": {}, "many": many, "wild": wild}
     define(columns=columns, rows={"FedAvg": {"method": "fedavg"}}, differences=[])
     page = reproduce("toy", "small", out=tmp_path)
