@@ -96,11 +96,36 @@ def resume(
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None) -> None:
-    """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
-    from raypfl import experiment
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(help="A sweep, such as configs/sweeps/fedpac_lambda.yaml, or its folder.")
+    ],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with trials that have not ended.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed trials again.")
+    ] = False,
+) -> None:
+    """Run every trial of a space of configurations, several at once, and choose the best."""
+    from raypfl.console import console_for
+    from raypfl.sweep import session
 
-    typer.echo(experiment.plan(config, overrides or []))
+    with console_for() as console:
+        session.run(config, overrides or [], resume=resume, retry_failed=retry_failed, console=console)
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None) -> None:
+    """Print and check what a run, or a sweep, would need: actors, GPU shares, memory, bytes and time."""
+    from raypfl import experiment
+    from raypfl.sweep.reading import is_sweep
+
+    if is_sweep(config):
+        from raypfl.sweep import planning
+
+        typer.echo(planning.plan(config, overrides or []))
+    else:
+        typer.echo(experiment.plan(config, overrides or []))
 
 
 @bench_app.command("rounds")

@@ -9,7 +9,7 @@ import pytest
 from raypfl.configuration import expand, load
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+FILES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "sweeps")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -17,6 +17,7 @@ import numpy as np
 from raypfl.configuration import to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
+from raypfl.engine.watch import Watch, statistics_of
 from raypfl.engine.world import World, is_evaluated, training_device
 from raypfl.errors import DivergedError, PlacementError
 from raypfl.records import checkpoints
@@ -38,6 +39,7 @@ class Driver:
         metrics: its tables, truncated to round `done`.
         done: completed rounds.
         reported: the (model, point) to show while the run goes on.
+        watch: who looks on from outside.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class Driver:
         *,
         done: int,
         reported: tuple[str, str],
+        watch: Watch | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
         self._config = world.config
+        self._watch = watch or Watch()
         self._losses = 0
 
     def run(self) -> None:
@@ -84,9 +88,13 @@ class Driver:
         try:
             if self._round >= self._config.rounds:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
-                    self._metrics.add_evaluation(self._engine.evaluate(self._round).clients)
+                    report = self._engine.evaluate(self._round)
+                    self._metrics.add_evaluation(report.clients)
+                    self._tell(report)
                 return True
             self._one_round()
+            if self._watch.stopping():
+                stop.set()
             if self._checkpoint_due() or stop.is_set():
                 self._save()
         except HostsLost as loss:
@@ -115,6 +123,15 @@ class Driver:
         self._console.round(
             round, seconds=seconds, clients=report.participants, accuracy=self._accuracy(report)
         )
+        self._tell(report)
+
+    def _tell(self, report: RoundReport) -> None:
+        """Pass scores on, when they are on disk: whoever hears of them may end the run there and then."""
+        if self._watch.evaluated is None:
+            return
+        for round, by_split in statistics_of(report.clients, self._watch.view or self._reported).items():
+            self._metrics.flush(force=True)
+            self._watch.evaluated(round, by_split)
 
     def _due(self, round: int) -> bool:
         return is_evaluated(self._config, round)

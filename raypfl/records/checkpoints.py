@@ -124,6 +124,11 @@ def latest(checkpoints: Path) -> Path | None:
     return max(_committed(checkpoints), default=None)
 
 
+def round_of(folder: Path) -> int:
+    """The round of a committed checkpoint."""
+    return int(folder.name.removeprefix("round-"))
+
+
 def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest `keep` (at least 1) committed checkpoints."""
     assert keep >= 1, keep

@@ -1,0 +1,256 @@
+"""Trials under Ray Tune: supply, placement, schedulers, Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from ray import tune
+from ray.tune import PlacementGroupFactory
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    TrialScheduler,
+)
+from ray.tune.search import Searcher
+
+from raypfl.data import Pool
+from raypfl.sweep.config import Asha, Median, Scheduler
+from raypfl.sweep.folder import SweepFolder
+from raypfl.sweep.resources import Ask
+from raypfl.sweep.trials import Trial
+from raypfl.sweep.worker import ROUND, SCORE, Terms, run_trial
+
+STOPPING = (
+    b"Stopping: trials end after the round they are in, with a checkpoint; Ctrl-C again stops at once.\n"
+)
+
+QUIET = {
+    # A run's folder has its records; Tune's own would be copies in other forms.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # A trial that fails before its first evaluation has no score to report.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+class Supply(Protocol):
+    """Where trials come from, and who hears what came of them."""
+
+    def next(self) -> Trial | None:
+        """The next trial; None if there is none now."""
+        ...
+
+    def exhausted(self) -> bool:
+        """Whether there will be no further trial."""
+        ...
+
+    def ended(self, trial: Trial, error: str | None) -> None:
+        """A trial has ended; `error` if its process died, for which nobody could record an outcome."""
+        ...
+
+
+def run(
+    supply: Supply,
+    count: int,
+    ask: Callable[[Trial], Ask],
+    terms: Terms,
+    pools: Mapping[str, Pool],
+    *,
+    scheduler: Scheduler,
+    rounds: int,
+    concurrency: int | None,
+) -> bool:
+    """Run trials until there are no more, or somebody asks to stop; a Ray cluster must be connected.
+
+    Args:
+        supply: the trials.
+        count: at most so many.
+        ask: what each asks of Ray.
+        terms: what they have in common.
+        pools: data sets that they share, by `pool_key`.
+        scheduler: which trials are ended early.
+        rounds: the most that a trial has.
+        concurrency: trials at once; None for as many as fit.
+
+    Returns:
+        Whether it was asked to stop.
+    """
+    folder = SweepFolder(terms.path)
+    trials: dict[str, Trial] = {}
+
+    with (
+        _settled(),
+        _interruptions(folder) as stop,
+        tempfile.TemporaryDirectory(prefix="raypfl-sweep-") as own,
+    ):
+        searcher = _Searcher(supply, trials, ask, stop, concurrency)
+        tuner = tune.Tuner(
+            tune.with_resources(tune.with_parameters(run_trial, terms=terms, pools=pools), _resources),
+            tune_config=tune.TuneConfig(
+                metric=SCORE,
+                mode="max",
+                search_alg=searcher,
+                scheduler=scheduler_of(scheduler, rounds),
+                num_samples=count,
+                reuse_actors=True,
+                trial_name_creator=_name,
+                trial_dirname_creator=_name,
+            ),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=own,
+                verbose=0,
+                callbacks=[_Endings(supply, trials)],
+                failure_config=tune.FailureConfig(max_failures=0),
+            ),
+        )
+        tuner.fit()
+        return stop.is_set()
+
+
+def scheduler_of(config: Scheduler, rounds: int) -> TrialScheduler:
+    """Tune's scheduler; scores and rounds are those that trials report."""
+    if isinstance(config, Asha):
+        return AsyncHyperBandScheduler(
+            time_attr=ROUND, max_t=rounds + 1, grace_period=config.grace, reduction_factor=config.reduction
+        )
+    if isinstance(config, Median):
+        return MedianStoppingRule(
+            time_attr=ROUND, grace_period=config.grace, min_samples_required=config.min_trials
+        )
+    return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+
+class _NotSaved:
+    """Of what Tune saves beside its trials, nothing is ever read: a sweep goes on from its run folders."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _Searcher(_NotSaved, Searcher):
+    """Hands trials to Tune one by one, and none after a request to stop."""
+
+    def __init__(
+        self,
+        supply: Supply,
+        trials: dict[str, Trial],
+        ask: Callable[[Trial], Ask],
+        stop: threading.Event,
+        concurrency: int | None,
+    ) -> None:
+        super().__init__()
+        self._supply, self._trials, self._ask, self._stop = supply, trials, ask, stop
+        self._concurrency = concurrency
+        self._at_work: set[str] = set()
+
+    def suggest(self, trial_id: str) -> Any:
+        if self._stop.is_set() or self._supply.exhausted():
+            return Searcher.FINISHED
+        if self._concurrency is not None and len(self._at_work) >= self._concurrency:
+            return None
+        trial = self._supply.next()
+        if trial is None:
+            return None
+        self._trials[trial.label] = trial
+        self._at_work.add(trial_id)
+        config = trial.config
+        ask = self._ask(trial)
+        if ask.num_actors is not None:
+            engine = config.engine.model_copy(
+                update={"num_actors": ask.num_actors, "clients_per_actor": None}
+            )
+            config = config.model_copy(update={"engine": engine})
+        return {"label": trial.label, "config": config.model_dump_json(), "ask": ask}
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        self._at_work.discard(trial_id)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def save_to_dir(self, checkpoint_dir: str, session_str: str = "") -> None:
+        pass
+
+
+class _Endings(_NotSaved, tune.Callback):
+    """Tells the supply of every end."""
+
+    def __init__(self, supply: Supply, trials: Mapping[str, Trial]) -> None:
+        self._supply, self._trials = supply, trials
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
+        self._supply.ended(self._trials[trial.config["label"]], None)
+
+    def on_trial_error(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
+        reason = str(trial.get_error() or "its process ended").strip().splitlines()[-1]
+        self._supply.ended(self._trials[trial.config["label"]], f"its process was lost: {reason}")
+
+
+def _resources(task: Mapping[str, Any]) -> PlacementGroupFactory:
+    placement: PlacementGroupFactory = task["ask"].placement_group()
+    return placement
+
+
+def _name(trial: Any) -> str:
+    return f"{trial.config['label']}_{trial.trial_id}"
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Tune's switches and tone of voice, for a while."""
+    before = {name: os.environ.get(name) for name in QUIET}
+    os.environ.update(QUIET)
+    log = logging.getLogger("ray.tune")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _interruptions(folder: SweepFolder) -> Iterator[threading.Event]:
+    """The first Ctrl-C (or SIGTERM) asks trials for a checkpoint and an end; a second stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        folder.stop.touch()
+        # Before the words, so that a second Ctrl-C that follows on them does what they say.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Straight to the descriptor: a print that the signal came upon cannot be entered again.
+        os.write(2, STOPPING)
+
+    before: dict[Any, Any] = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
