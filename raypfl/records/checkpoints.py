@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from raypfl.errors import CheckpointError
 from raypfl.records.files import storage_errors, sync, write_text
-from raypfl.records.manifest import Manifest, Part
+from raypfl.records.manifest import Manifest, Part, config_hash
 
 HUB = "hub"
 CLOCK = "clock"
@@ -127,6 +127,33 @@ def latest(checkpoints: Path) -> Path | None:
 def round_of(folder: Path) -> int:
     """The round of a committed checkpoint."""
     return int(folder.name.removeprefix("round-"))
+
+
+def copy(checkpoints: Path, round: int, to: Path, config: Mapping[str, JsonValue]) -> Path:
+    """Copy the checkpoint of a round into another run's folder, for a configuration of other numbers.
+
+    Args:
+        checkpoints: the folder that has it.
+        round: its round.
+        to: the other folder of checkpoints; made if it is not there.
+        config: the complete resolved configuration to go on with; parts and their rows are taken as they are.
+
+    Returns:
+        The copy.
+
+    Raises:
+        CheckpointError: it is not there, or damaged.
+        StorageError: it cannot be written.
+    """
+    source = checkpoints / _name(round)
+    manifest = read_manifest(source)
+    building = begin(to, round)
+    with storage_errors(building):
+        for part in manifest.parts:
+            shutil.copyfile(source / part.file, building / part.file)
+            sync(building / part.file)
+    changed = manifest.model_copy(update={"config": dict(config), "config_sha256": config_hash(config)})
+    return commit(building, changed, manifest.parts)
 
 
 def prune(checkpoints: Path, keep: int) -> None:

@@ -121,16 +121,15 @@ class Median(StrictModel):
 
 
 class Pbt(StrictModel):
-    """Population based training: the worst go on from the models of the best, with changed keys."""
+    """Population based training: the worst go on from the models of the best, with changed keys.
+
+    Every key of the space is drawn, and changes in a run; Tune multiplies it by 1.2 or 0.8, or draws again.
+    """
 
     name: Literal["pbt"] = "pbt"
     interval: PositiveInt = Field(description="rounds between exchanges")
-    keys: tuple[str, ...] = Field(min_length=1, description="keys of the space that change in a run")
     quantile: float = Field(0.25, gt=0.0, le=0.5, description="share of the best, and of the worst")
-    resample: float = Field(
-        0.25, ge=0.0, le=1.0, description="chance of a new draw, not a step of 1.2 or 0.8"
-    )
-    seed: int = Field(0, ge=0, description="of the exchanges; they also depend on the order of results")
+    resample: float = Field(0.25, ge=0.0, le=1.0, description="chance that a key is drawn again")
 
 
 Scheduler = Annotated[ToTheEnd | Asha | Median | Pbt, Field(discriminator="name")]

@@ -35,21 +35,20 @@ def plan(config: Path, overrides: Sequence[str] = ()) -> str:
         RaypflError: what `raypfl sweep` would refuse.
     """
     sweep = Sweep(read(config, overrides))
-    nodes = sweep.check()
-    at_once = sweep.at_once(nodes)
-    kinds = one_of_each_kind(sweep.trials)
+    sweep.check()
+    at_once = sweep.at_once()
+    kinds = one_of_each_kind(sweep.examples)
     timed = dict(list(kinds.items())[:MOST_CALIBRATED])
     seconds = {kind: _round_seconds(sweep, trial) for kind, trial in timed.items()}
     average = sum(seconds.values()) / len(seconds)
-    each = [seconds.get(kind_of(trial), average) * trial.config.rounds for trial in sweep.trials]
+    each = [seconds.get(kind_of(trial), average) * trial.config.rounds for trial in sweep.examples]
     # No schedule is shorter than its longest trial.
-    total = max(sum(each) / at_once, max(each))
-    points = len({trial.point for trial in sweep.trials})
-    seeds = len(sweep.trials) / points
+    total = max(sum(each) / len(each) * sweep.total / at_once, max(each))
+    seeds = len({trial.seed for trial in sweep.examples})
     lines = {
         "sweep": f"{sweep.config.name}, in {sweep.folder.path}",
-        "space": "; ".join(_values(sweep.trials)),
-        "trials": f"{len(sweep.trials)}: {points} points, {seeds:g} seeds each",
+        "space": "; ".join(_values(sweep.examples)),
+        "trials": f"{sweep.total}: {sweep.total // seeds} points, {seeds} seeds each",
         "chosen": f"on {sweep.on}" + "".join(f", per {key}" for key in sweep.config.select.per),
         "scheduler": sweep.config.scheduler.name,
         "each asks": "; ".join(dict.fromkeys(sweep.ask(trial).request() for trial in kinds.values())),

@@ -22,7 +22,9 @@ TITLES = {
 }
 
 
-def write_plots(folder: Path, name: str, points: Sequence[PointResult], on: str) -> list[Path]:
+def write_plots(
+    folder: Path, name: str, points: Sequence[PointResult], on: str, per: Sequence[str] = ()
+) -> list[Path]:
     """Draw a sweep: for two keys of few values a heat map and lines, else each key by itself.
 
     Args:
@@ -30,6 +32,7 @@ def write_plots(folder: Path, name: str, points: Sequence[PointResult], on: str)
         name: of the sweep.
         points: its points; those that are not complete are left out.
         on: the split that points are chosen on; with validation there are figures of it, too.
+        per: keys whose values are not compared: a heat map's colours start anew in each of their columns.
 
     Returns:
         The files.
@@ -43,9 +46,11 @@ def write_plots(folder: Path, name: str, points: Sequence[PointResult], on: str)
     for measure in ("best_test", "score") if on == "validation" else ("best_test",):
         figures: dict[str, Figure] = {}
         if len(keys) == 2 and _is_grid(points, keys):
-            figures[f"heat_map_{measure}"] = heat_map(points, keys[0], keys[1], measure)
-            figures[f"lines_{measure}"] = lines(points, keys[1], keys[0], measure)
-            figures[f"lines_{measure}_over_{keys[0]}"] = lines(points, keys[0], keys[1], measure)
+            down, across = keys[::-1] if keys[0] in per else keys
+            relative = across in per
+            figures[f"heat_map_{measure}"] = heat_map(points, down, across, measure, relative=relative)
+            for over, each in ((down, across), (across, down)):
+                figures[f"{measure}_over_{over}"] = lines(points, over, each, measure)
         else:
             for key in keys:
                 figures[f"{measure}_over_{key}"] = lines(points, key, None, measure)
@@ -58,8 +63,13 @@ def write_plots(folder: Path, name: str, points: Sequence[PointResult], on: str)
     return written
 
 
-def heat_map(points: Sequence[PointResult], down: str, across: str, measure: str) -> Figure:
-    """Accuracy in % of every combination of two keys, with mean ± sd over seeds in each cell."""
+def heat_map(
+    points: Sequence[PointResult], down: str, across: str, measure: str, *, relative: bool
+) -> Figure:
+    """Accuracy in % of every combination of two keys, with mean ± sd over seeds in each cell.
+
+    With `relative`, colours are points below the best of the column, and the best cell is bold.
+    """
     rows, columns = _values(points, down), _values(points, across)
     accuracy = np.full((len(rows), len(columns)), np.nan)
     cells: dict[tuple[int, int], str] = {}
@@ -67,17 +77,23 @@ def heat_map(points: Sequence[PointResult], down: str, across: str, measure: str
         at = rows.index(text(point.values.get(down))), columns.index(text(point.values.get(across)))
         accuracy[at] = 100 * point.measures[measure].mean
         cells[at] = show(point.measures[measure])
+    best = np.nanmax(accuracy, axis=0, keepdims=True) if relative else np.nanmax(accuracy)
+    shown = accuracy - best if relative else accuracy
     figure = Figure(figsize=(2.5 + 1.4 * len(columns), 1.8 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(accuracy, aspect="auto", cmap="viridis")
+    image = axes.imshow(shown, aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=across, ylabel=down)
-    middle = (np.nanmin(accuracy) + np.nanmax(accuracy)) / 2
+    middle = (np.nanmin(shown) + np.nanmax(shown)) / 2
+    is_best = accuracy == best
     for (row, column), cell in cells.items():
-        ink = "white" if accuracy[row, column] < middle else "black"
-        axes.text(column, row, cell, ha="center", va="center", color=ink, fontsize="small")
-    figure.colorbar(image, ax=axes, label="accuracy in %")
+        ink = "white" if shown[row, column] < middle else "black"
+        weight = "bold" if is_best[row, column] else "normal"
+        axes.text(column, row, cell, ha="center", va="center", color=ink, fontsize="small", weight=weight)
+    figure.colorbar(
+        image, ax=axes, label="points below the best of the column" if relative else "accuracy in %"
+    )
     return figure
 
 

@@ -32,8 +32,8 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     Args:
         source: a YAML file, or the same as a mapping (then with a `name`, and a `base` that is a mapping or
             a path from the working directory).
-        overrides: `key=value`. A key of the sweep (`search.draws`, `space.method.tau`) is changed there; a key
-            that the space varies takes the value, or the values of a list; any other goes to `set`.
+        overrides: `key=value`. One of the sweep (`search.draws`, `space.method.tau`) is changed there; one
+            that the space varies takes the value, or the values of a list; others go to `set`.
 
     Raises:
         ConfigError: the file cannot be read, or a key, type or value is wrong.

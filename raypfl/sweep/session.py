@@ -1,4 +1,4 @@
-"""A sweep from its file to its results: begin, go on, plan."""
+"""A sweep from its file to its results: begin it, or go on with it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from raypfl import data
 from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.placement import Node, connected
 from raypfl.engine.planning import nodes_of, settle
 from raypfl.engine.world import World
-from raypfl.errors import ConfigError, StorageError
+from raypfl.errors import StorageError
 from raypfl.experiment import Workshop, pool_key
 from raypfl.records.environment import environment
 from raypfl.records.files import write_json, write_text
 from raypfl.settings import RunConfig
 from raypfl.sweep import tuner
-from raypfl.sweep.config import Asha, Median, SweepConfig, ToTheEnd
+from raypfl.sweep.checks import check_scheduler, check_views, split_of
+from raypfl.sweep.config import Listed, Pbt, SweepConfig, ToTheEnd
 from raypfl.sweep.folder import Outcome, SweepFolder
 from raypfl.sweep.plots import write_plots
+from raypfl.sweep.population import lineage
 from raypfl.sweep.reading import SWEEP, is_sweep, read
 from raypfl.sweep.resources import Ask, ask_of, at_once
 from raypfl.sweep.results import PointResult, Row, best_of, points_of, row_of, write_best, write_trials
 from raypfl.sweep.summary import CHOSEN, chosen_table, paper_table, show, summary_of
+from raypfl.sweep.supply import Proposals, Queue, Source
 from raypfl.sweep.trials import Trial, Trials, kind_of, one_of_each_kind
-from raypfl.sweep.worker import Terms, view_of
+from raypfl.sweep.worker import Terms
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def run(
     """
     console = console or Console()
     if not isinstance(source, Mapping) and Path(source).is_dir():
-        source, resume = _in_folder(Path(source), resume)
+        source = _in_folder(Path(source), resume)
     sweep = Sweep(read(source, overrides))
     folder = sweep.folder
     if resume:
@@ -107,81 +112,95 @@ class Sweep:
         assert config.name is not None
         self.config = config
         self.folder = SweepFolder((Path(config.storage_path).expanduser() / config.name).absolute())
-        self.trials = Trials(config, self.folder.path).listed()
-        self.on = _split(config, self.trials)
-        _check_views(config, self.trials)
-        _check_scheduler(config, self.trials)
-        self.address = self.trials[0].config.engine.address or os.environ.get("RAY_ADDRESS")
-        self._rows: dict[str, Row] = {}
-        self._asks: dict[str, Ask] = {}
+        self._makes = Trials(config, self.folder.path)
+        self.examples = self._makes.examples()
+        """All trials, or, where results decide which there will be, a few of their kind."""
+        self.on = split_of(config, self.examples)
+        check_views(config, self.examples)
+        check_scheduler(config, self.examples)
+        self.total = len(self.examples)
+        if not isinstance(config.search, Listed):
+            self.total = config.search.points * len({trial.seed for trial in self.examples})
+        self.address = self.examples[0].config.engine.address or os.environ.get("RAY_ADDRESS")
         self.pools: dict[str, Pool] = {}
+        self._workshop = Workshop(Console())
+        self._nodes: list[Node] = []
+        self._asks: dict[str, Ask] = {}
+        self._trials: dict[str, Trial] = {}
+        self._rows: dict[str, Row] = {}
 
-    def check(self) -> list[Node]:
-        """Make sure that a trial of each kind can be set up and fits the cluster; returns its nodes.
+    def check(self) -> None:
+        """Make sure that a trial of each kind can be set up, and fits the cluster.
 
         Raises:
             RaypflError: data are missing, a method does not fit its settings, or a trial asks for too much.
         """
-        nodes = nodes_of(self.address)
-        workshop = Workshop(Console())
-        for kind, trial in one_of_each_kind(self.trials).items():
-            world = self._world(workshop, trial.config)
-            if trial.config.engine.name == "local":
-                settle(world)
-            self._asks[kind] = ask_of(trial.config, self.config.trial, world, nodes)
-        return nodes
+        self._nodes = nodes_of(self.address)
+        for trial in one_of_each_kind(self.examples).values():
+            settle(self.world(trial.config))
+            self.ask(trial)
+
+    def world(self, config: RunConfig) -> World:
+        """A run's world; its data set is kept for the trials, unless each seed has its own."""
+        if config.data.name != "synthetic":
+            which = pool_key(config)
+            if which not in self.pools:
+                self.pools[which] = data.load(config.data, config.seed)
+            self._workshop.give(config, self.pools[which])
+        return self._workshop.world_of(config)
 
     def ask(self, trial: Trial) -> Ask:
         """What a trial asks of Ray; after `check`."""
-        return self._asks[kind_of(trial)]
+        kind = kind_of(trial)
+        if kind not in self._asks:
+            world = self.world(trial.config) if trial.config.engine.name == "ray" else None
+            self._asks[kind] = ask_of(trial.config, self.config.trial, world, self._nodes)
+        return self._asks[kind]
 
-    def at_once(self, nodes: Sequence[Node]) -> int:
-        """How many trials run beside each other (of the largest kind, where kinds differ)."""
-        fitting = min(at_once(ask, nodes) for ask in self._asks.values())
-        return min(fitting, len(self.trials), self.config.concurrency or fitting)
+    def at_once(self) -> int:
+        """How many trials run beside each other (of the largest kind, where kinds differ); after `check`."""
+        fitting = min(at_once(ask, self._nodes) for ask in self._asks.values())
+        return min(fitting, self.total, self.config.concurrency or fitting)
 
     def work(self, console: Console, *, retry_failed: bool) -> bool:
         """Run what has not ended; returns whether it was asked to stop."""
-        self._collect()
-        ended = ("finished", "stopped") if retry_failed else ("finished", "stopped", "failed")
-        done = [trial for trial in self.trials if self._rows[trial.label]["status"] in ended]
-        hears = not isinstance(self.config.scheduler, ToTheEnd)
-        # A scheduler that compares trials has to hear of those that have ended, too.
-        trials = [trial for trial in self.trials if (trial not in done or hears)]
-        if len(done) == len(self.trials):
-            console.note(f"{self.config.name}: complete, {len(done)} trials")
+        source = self._source(() if retry_failed else ("failed",))
+        over = ENDED if retry_failed else (*ENDED, "failed")
+        done = sum(row["status"] in over for row in self._rows.values())
+        if source.exhausted():
+            console.note(f"{self.config.name}: complete, {done} trials")
             return False
-        terms = Terms(self.folder.path, self.config.select, self.on, hears)
-        with connected(self.address) as nodes:
-            console.note(
-                f"{self.config.name}: {len(self.trials) - len(done)} of {len(self.trials)} trials, "
-                f"{self.at_once(nodes)} at once, in {self.folder.path}"
-            )
-            supply = _Queue(trials, self, console, done=len(done))
+        scheduler = self.config.scheduler
+        interval = scheduler.interval if isinstance(scheduler, Pbt) else None
+        console.note(
+            f"{self.config.name}: {self.total - done} of {self.total} trials, {self.at_once()} at once, in "
+            f"{self.folder.path}"
+        )
+        with connected(self.address):
             return tuner.run(
-                supply,
-                len(trials),
+                _Progress(source, self, console, done=done),
+                self.total,
                 self.ask,
-                terms,
+                Terms(self.folder.path, self.config.select, self.on, self._scheduler_hears(), interval),
                 self.pools,
-                scheduler=self.config.scheduler,
-                rounds=max(trial.config.rounds for trial in trials),
+                scheduler=scheduler,
+                space=self.config.space,
+                rounds=max(trial.config.rounds for trial in self.examples),
                 concurrency=self.config.concurrency,
             )
 
     def finish(self, console: Console) -> SweepResult:
         """Write tables, figures and the best configuration of what has ended so far."""
-        self._collect()
-        points = points_of(self.trials, self._rows)
+        trials, rows = list(self._trials.values()), list(self._rows.values())
+        points = points_of(trials, self._rows)
         best = best_of(points, self.config.select.per)
-        rows = [self._rows[trial.label] for trial in self.trials]
         name = self.config.name or ""
         write_trials(self.folder, rows)
         write_text(self.folder.summary, summary_of(name, points, best, rows, self.on))
         for number, (group, point) in enumerate(best.items(), 1):
             file = "best.yaml" if not group else f"best-{number}.yaml"
-            write_best(self.folder, file, point, self.trials, self._why(group, point))
-        figures = write_plots(self.folder.plots, name, points, self.on)
+            write_best(self.folder, file, point, trials, self._why(group, point))
+        figures = write_plots(self.folder.plots, name, points, self.on, self.config.select.per)
         console.table(chosen_table(points, self.on) if self.on == "validation" else paper_table(points))
         for group, point in best.items():
             console.note(self._why(group, point))
@@ -195,21 +214,53 @@ class Sweep:
 
     def refresh(self, trial: Trial) -> Row:
         """A trial's row as its folder has it now, also in the table of trials."""
-        row = row_of(trial, self.folder.outcome(trial.label), self.folder, self.config.select, self.on)
-        self._rows[trial.label] = row
-        write_trials(self.folder, [self._rows[one.label] for one in self.trials])
+        row = self._row(trial)
+        write_trials(self.folder, list(self._rows.values()))
         return row
 
-    def _collect(self) -> None:
-        for trial in self.trials:
-            outcome = self.folder.outcome(trial.label)
-            self._rows[trial.label] = row_of(trial, outcome, self.folder, self.config.select, self.on)
+    def ended(self) -> list[str]:
+        """Labels of the trials that have nothing left to do."""
+        return [label for label, row in self._rows.items() if row["status"] in ENDED]
+
+    def _source(self, over: Sequence[str]) -> Source:
+        """What is left to do; trials whose status is in `over` have had their chance."""
+        if isinstance(self.config.search, Listed):
+            left = [trial for trial in self.examples if not self._is_over(trial, over)]
+            all_ended = all(self._rows[trial.label]["status"] in (*ENDED, *over) for trial in left)
+            return Queue([] if all_ended else left)
+        proposals = Proposals(self.config, self._makes, self.folder)
+        waiting = []
+        for trial in proposals.recorded():
+            if self._is_over(trial, over):
+                proposals.heard(trial, self._rows[trial.label])
+            else:
+                waiting.append(trial)
+        proposals.wait_for(waiting)
+        return proposals
+
+    def _is_over(self, trial: Trial, over: Sequence[str]) -> bool:
+        status = self._row(trial)["status"]
+        # A scheduler that compares trials has to hear of those that have ended, too.
+        heard = self._scheduler_hears()
+        return status in over or (status in ENDED and not heard)
+
+    def _scheduler_hears(self) -> bool:
+        return not isinstance(self.config.scheduler, ToTheEnd | Pbt)
+
+    def _row(self, trial: Trial) -> Row:
+        outcome = self.folder.outcome(trial.label)
+        row = row_of(trial, outcome, self.folder, self.config.select, self.on)
+        self._trials[trial.label], self._rows[trial.label] = trial, row
+        return row
 
     def _why(self, group: str, point: PointResult) -> str:
         """What the best point is best in, and its figures."""
         values = ", ".join(f"{key} = {value}" for key, value in point.values.items())
         head = f"Best{f' for {group}' if group else ''}: {values}."
-        seeds = f"mean{' ± sd' if len(point.statuses) > 1 else ''} over {len(point.statuses)} seeds"
+        count = len(point.statuses)
+        seeds = f"mean ± sd over {count} seeds" if count > 1 else "one seed"
+        if isinstance(self.config.scheduler, Pbt):
+            head += " Keys changed as the run went on; its lineage.json says when."
         if self.on == "validation":
             return (
                 f"{head}\nChosen on validation ({show(point.measures['score'])} %, {CHOSEN['validation']}); "
@@ -217,51 +268,48 @@ class Sweep:
             )
         return f"{head}\nChosen on test ({show(point.measures['best_test'])} %, {CHOSEN['test']}), {seeds}."
 
-    def _world(self, workshop: Workshop, config: RunConfig) -> World:
-        """A run's world; its data set is kept for the trials, unless each seed has its own."""
-        which = pool_key(config)
-        if config.data.name != "synthetic":
-            if which not in self.pools:
-                self.pools[which] = data.load(config.data, config.seed)
-            workshop.give(config, self.pools[which])
-        return workshop.world_of(config)
+
+ENDED = ("finished", "stopped")
+"""Statuses of trials that have nothing left to do."""
 
 
-class _Queue:
-    """Trials in the order of the space."""
+class _Progress:
+    """Trials of a source as they go to Tune, and a line for each that has ended."""
 
-    def __init__(self, trials: Sequence[Trial], sweep: Sweep, console: Console, *, done: int) -> None:
-        self._waiting, self._sweep, self._console = list(trials), sweep, console
+    def __init__(self, source: Source, sweep: Sweep, console: Console, *, done: int) -> None:
+        self._source, self._sweep, self._console = source, sweep, console
         self._done, self._before, self._begin = done, done, time.monotonic()
+        self._past = set(sweep.ended())
 
     def next(self) -> Trial | None:
-        return self._waiting.pop(0) if self._waiting else None
+        return self._source.next()
 
     def exhausted(self) -> bool:
-        return not self._waiting
+        return self._source.exhausted()
+
+    def keys(self, trial: Trial) -> Mapping[str, JsonValue]:
+        steps = lineage(self._sweep.folder.path / trial.label)
+        found: Mapping[str, JsonValue] = steps[-1]["keys"] if steps else trial.values
+        return found
 
     def ended(self, trial: Trial, error: str | None) -> None:
         folder = self._sweep.folder
-        outcome = folder.outcome(trial.label)
+        before = folder.outcome(trial.label)
         if error is not None:
             folder.record(trial.label, Outcome(status="failed", seconds=0.0, error=error))
-        elif outcome is None and folder.stop.exists():
-            return
-        elif outcome is None:
+        elif before is None and not folder.stop.exists():
             # Stopped by the scheduler, and its process ended before it could say so.
             folder.record(trial.label, Outcome(status="stopped", seconds=0.0))
         row = self._sweep.refresh(trial)
-        if row["status"] == "interrupted":
-            return
-        self._done += 1
-        self._console.note(
-            f"[{self._done}/{len(self._sweep.trials)}] {trial.label}: {_told(row)}{self._left()}"
-        )
+        self._source.heard(trial, row)
+        if row["status"] in (*ENDED, "failed") and trial.label not in self._past:
+            self._done += 1
+            total = self._sweep.total
+            self._console.note(f"[{self._done}/{total}] {trial.label}: {_told(row)}{self._left(total)}")
 
-    def _left(self) -> str:
-        count = self._done - self._before
-        left = len(self._sweep.trials) - self._done
-        if count < 1 or left < 1:
+    def _left(self, total: int) -> str:
+        count, left = self._done - self._before, total - self._done
+        if left < 1:
             return ""
         return f", ETA {timedelta(seconds=int((time.monotonic() - self._begin) / count * left))}"
 
@@ -274,50 +322,7 @@ def _told(row: Row) -> str:
     return f"{stopped}{score}{row['seconds']:.1f} s"
 
 
-def _split(config: SweepConfig, trials: Sequence[Trial]) -> str:
-    """The split that scores are of."""
-    without = [trial for trial in trials if not trial.config.partition.validation_fraction]
-    if config.select.on == "validation" and without:
-        raise ConfigError(
-            f"select.on = validation: {without[0].label} has partition.validation_fraction = 0, so no "
-            "validation split. Set it, for instance to 0.2, or choose select.on=test as the papers do."
-        )
-    if config.select.on == "auto":
-        return "test" if without else "validation"
-    return config.select.on
-
-
-def _check_views(config: SweepConfig, trials: Sequence[Trial]) -> None:
-    for trial in trials:
-        model, point = view_of(trial.config, config.select)
-        evaluation = trial.config.evaluation
-        if model not in evaluation.models or point not in evaluation.points:
-            raise ConfigError(
-                f"{trial.label} would have no score: its evaluation leaves out ({model}, {point}). Add them "
-                "to evaluation.models and evaluation.points, or set select.view."
-            )
-
-
-def _check_scheduler(config: SweepConfig, trials: Sequence[Trial]) -> None:
-    scheduler = config.scheduler
-    unknown = [key for key in config.select.per if key not in config.keys]
-    if unknown:
-        raise ConfigError(f"select.per: {unknown[0]} is no key of the space ({', '.join(config.keys)}).")
-    if not isinstance(scheduler, Asha | Median):
-        return
-    if config.select.per:
-        raise ConfigError(
-            f"scheduler.name = {scheduler.name} compares all trials with each other, and select.per wants a "
-            "best point for each group. Leave one of them out, or run a sweep for each group."
-        )
-    shortest = min(trial.config.rounds for trial in trials)
-    if scheduler.grace >= shortest:
-        raise ConfigError(
-            f"scheduler.grace = {scheduler.grace} leaves nothing to stop in {shortest} rounds. Lower it."
-        )
-
-
-def _in_folder(path: Path, resume: bool) -> tuple[Path, bool]:
+def _in_folder(path: Path, resume: bool) -> Path:
     """The settings inside a sweep's folder."""
     if not is_sweep(path):
         raise StorageError(
@@ -327,4 +332,4 @@ def _in_folder(path: Path, resume: bool) -> tuple[Path, bool]:
         raise StorageError(
             f"{path} is a sweep that has begun. Continue it with `raypfl sweep {path} --resume`."
         )
-    return path / SWEEP, True
+    return path / SWEEP

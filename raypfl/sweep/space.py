@@ -69,17 +69,17 @@ def points_of(config: SweepConfig, meets: Callable[[Point], bool]) -> list[Point
             if drawn
             else "search.draws: nothing in the space is drawn; leave it out."
         )
-    found: list[Point] = []
+    found: dict[str, Point] = {}
     for draw in range(config.search.draws or 1):
         wanted: set[str] | None = None
         for attempt in range(ATTEMPTS if drawn else 1):
             tried = {
-                _grid_part(config, point): point for point in walk(config, _shares(config, draw, attempt))
+                _grid_part(config, point): point
+                for point in walk(config, drawn_values(config.search.seed, draw, attempt))
             }
-            mine = {part: point for part, point in tried.items() if wanted is None or part in wanted}
-            kept = {part: point for part, point in mine.items() if meets(point)}
-            found += [point for point in kept.values() if point not in found]
-            wanted = set(mine) - set(kept) if wanted is None else wanted - set(kept)
+            kept = {part for part in tried if (wanted is None or part in wanted) and meets(tried[part])}
+            found |= {json.dumps(tried[part]): tried[part] for part in tried if part in kept}
+            wanted = (set(tried) if wanted is None else wanted) - kept
             if not wanted:
                 break
     if not found:
@@ -87,11 +87,11 @@ def points_of(config: SweepConfig, meets: Callable[[Point], bool]) -> list[Point
             "constraints: no point of the space meets all of "
             f"{', '.join(map(repr, config.constraints))}. Change them or the space."
         )
-    return found
+    return list(found.values())
 
 
-def walk(config: SweepConfig, value_of: Callable[[str, Dimension], JsonValue]) -> Iterator[Point]:
-    """Points with every combination of the grids, other keys as `value_of` has them."""
+def walk(config: SweepConfig, values_of: Callable[[str, Dimension], Sequence[JsonValue]]) -> Iterator[Point]:
+    """Every combination of the values that each name of the space has, where its condition holds."""
 
     def onward(names: Sequence[str], chosen: Point) -> Iterator[Point]:
         if not names:
@@ -102,8 +102,7 @@ def walk(config: SweepConfig, value_of: Callable[[str, Dimension], JsonValue]) -
         if dimension.when is not None and not _holds(dimension.when, name, config, chosen):
             yield from onward(rest, chosen)
             return
-        values = dimension.grid if dimension.grid is not None else (value_of(name, dimension),)
-        for value in values:
+        for value in values_of(name, dimension):
             yield from onward(rest, chosen | assigned(name, value))
 
     yield from onward(list(config.space), {})
@@ -148,14 +147,16 @@ def _text(value: JsonValue) -> str:
     return f"{value:.5g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _shares(config: SweepConfig, draw: int, attempt: int) -> Callable[[str, Dimension], JsonValue]:
-    seed = config.search.seed
+def drawn_values(seed: int, draw: int, attempt: int) -> Callable[[str, Dimension], Sequence[JsonValue]]:
+    """All values of a grid, and one of what is drawn: for `walk`."""
 
-    def value_of(name: str, dimension: Dimension) -> JsonValue:
+    def values_of(name: str, dimension: Dimension) -> Sequence[JsonValue]:
+        if dimension.grid is not None:
+            return dimension.grid
         generator = numpy_generator(key(seed, f"sweep {name}", round=draw, client=attempt))
-        return dimension.at(float(generator.random()))
+        return (dimension.at(float(generator.random())),)
 
-    return value_of
+    return values_of
 
 
 def _grid_part(config: SweepConfig, point: Point) -> str:

@@ -10,8 +10,20 @@ from typing import Any
 from raypfl.configuration import expand, load, to_dict
 from raypfl.errors import ConfigError
 from raypfl.settings import RunConfig
-from raypfl.sweep.config import SweepConfig
-from raypfl.sweep.space import Point, UnknownName, evaluate, labels_of, overrides_of, points_of
+from raypfl.sweep.config import Listed, SweepConfig
+from raypfl.sweep.space import (
+    Point,
+    UnknownName,
+    drawn_values,
+    evaluate,
+    labels_of,
+    overrides_of,
+    points_of,
+    walk,
+)
+
+EXAMPLES = 20
+"""Points that are drawn to check a space whose points are not known beforehand."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,17 @@ class Trials:
         self._config, self._folder = config, folder
         self._constraints_that_applied: set[str] = set()
 
-    def listed(self) -> list[Trial]:
-        """All trials of a space that is listed, point by point and seed by seed.
+    def examples(self) -> list[Trial]:
+        """All trials of a space that is listed, point by point and seed by seed; else a few that may come.
 
         Raises:
             ConfigError: a key is unknown, a value is wrong, or the constraints leave no point.
         """
-        points = points_of(self._config, self.meets)
+        if isinstance(self._config.search, Listed):
+            points = points_of(self._config, self.meets)
+        else:
+            drawn = [next(walk(self._config, drawn_values(0, draw, 0))) for draw in range(EXAMPLES)]
+            points = [point for point in drawn if self.meets(point)] or drawn[:1]
         for constraint in self._config.constraints:
             if constraint not in self._constraints_that_applied:
                 raise ConfigError(

@@ -12,19 +12,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from pydantic import JsonValue
 from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
     MedianStoppingRule,
+    PopulationBasedTraining,
     TrialScheduler,
 )
 from ray.tune.search import Searcher
 
 from raypfl.data import Pool
-from raypfl.sweep.config import Asha, Median, Scheduler
+from raypfl.sweep.config import Asha, Dimension, Median, Pbt, Scheduler
 from raypfl.sweep.folder import SweepFolder
+from raypfl.sweep.population import domain_of, within
 from raypfl.sweep.resources import Ask
 from raypfl.sweep.trials import Trial
 from raypfl.sweep.worker import ROUND, SCORE, Terms, run_trial
@@ -56,6 +59,10 @@ class Supply(Protocol):
         """Whether there will be no further trial."""
         ...
 
+    def keys(self, trial: Trial) -> Mapping[str, JsonValue]:
+        """Of a member of a population: the values of its keys now."""
+        ...
+
     def ended(self, trial: Trial, error: str | None) -> None:
         """A trial has ended; `error` if its process died, for which nobody could record an outcome."""
         ...
@@ -69,6 +76,7 @@ def run(
     pools: Mapping[str, Pool],
     *,
     scheduler: Scheduler,
+    space: Mapping[str, Dimension],
     rounds: int,
     concurrency: int | None,
 ) -> bool:
@@ -80,7 +88,8 @@ def run(
         ask: what each asks of Ray.
         terms: what they have in common.
         pools: data sets that they share, by `pool_key`.
-        scheduler: which trials are ended early.
+        scheduler: which trials are ended early, or go on from others.
+        space: what a population's keys may be.
         rounds: the most that a trial has.
         concurrency: trials at once; None for as many as fit.
 
@@ -92,17 +101,17 @@ def run(
 
     with (
         _settled(),
-        _interruptions(folder) as stop,
+        _interruptions(folder),
         tempfile.TemporaryDirectory(prefix="raypfl-sweep-") as own,
     ):
-        searcher = _Searcher(supply, trials, ask, stop, concurrency)
+        searcher = _Searcher(supply, trials, ask, folder, concurrency)
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(run_trial, terms=terms, pools=pools), _resources),
             tune_config=tune.TuneConfig(
                 metric=SCORE,
                 mode="max",
                 search_alg=searcher,
-                scheduler=scheduler_of(scheduler, rounds),
+                scheduler=scheduler_of(scheduler, rounds, space),
                 num_samples=count,
                 reuse_actors=True,
                 trial_name_creator=_name,
@@ -117,10 +126,10 @@ def run(
             ),
         )
         tuner.fit()
-        return stop.is_set()
+        return folder.stop.exists()
 
 
-def scheduler_of(config: Scheduler, rounds: int) -> TrialScheduler:
+def scheduler_of(config: Scheduler, rounds: int, space: Mapping[str, Dimension]) -> TrialScheduler:
     """Tune's scheduler; scores and rounds are those that trials report."""
     if isinstance(config, Asha):
         return AsyncHyperBandScheduler(
@@ -129,6 +138,16 @@ def scheduler_of(config: Scheduler, rounds: int) -> TrialScheduler:
     if isinstance(config, Median):
         return MedianStoppingRule(
             time_attr=ROUND, grace_period=config.grace, min_samples_required=config.min_trials
+        )
+    if isinstance(config, Pbt):
+        return PopulationBasedTraining(
+            time_attr=ROUND,
+            perturbation_interval=config.interval,
+            hyperparam_mutations={"keys": {name: domain_of(space[name]) for name in space}},
+            custom_explore_fn=within(space),
+            quantile_fraction=config.quantile,
+            resample_probability=config.resample,
+            log_config=False,
         )
     return FIFOScheduler()  # type: ignore[no-untyped-call]
 
@@ -148,16 +167,16 @@ class _Searcher(_NotSaved, Searcher):
         supply: Supply,
         trials: dict[str, Trial],
         ask: Callable[[Trial], Ask],
-        stop: threading.Event,
+        folder: SweepFolder,
         concurrency: int | None,
     ) -> None:
         super().__init__()
-        self._supply, self._trials, self._ask, self._stop = supply, trials, ask, stop
-        self._concurrency = concurrency
+        self._supply, self._trials, self._ask = supply, trials, ask
+        self._folder, self._concurrency = folder, concurrency
         self._at_work: set[str] = set()
 
     def suggest(self, trial_id: str) -> Any:
-        if self._stop.is_set() or self._supply.exhausted():
+        if self._folder.stop.exists() or self._supply.exhausted():
             return Searcher.FINISHED
         if self._concurrency is not None and len(self._at_work) >= self._concurrency:
             return None
@@ -173,7 +192,12 @@ class _Searcher(_NotSaved, Searcher):
                 update={"num_actors": ask.num_actors, "clients_per_actor": None}
             )
             config = config.model_copy(update={"engine": engine})
-        return {"label": trial.label, "config": config.model_dump_json(), "ask": ask}
+        return {
+            "label": trial.label,
+            "config": config.model_dump_json(),
+            "ask": ask,
+            "keys": self._supply.keys(trial),
+        }
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         self._at_work.discard(trial_id)
@@ -195,11 +219,11 @@ class _Endings(_NotSaved, tune.Callback):
         self._supply, self._trials = supply, trials
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
-        self._supply.ended(self._trials[trial.config["label"]], None)
+        self._supply.ended(self._trials[str(trial)], None)
 
     def on_trial_error(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
         reason = str(trial.get_error() or "its process ended").strip().splitlines()[-1]
-        self._supply.ended(self._trials[trial.config["label"]], f"its process was lost: {reason}")
+        self._supply.ended(self._trials[str(trial)], f"its process was lost: {reason}")
 
 
 def _resources(task: Mapping[str, Any]) -> PlacementGroupFactory:
@@ -208,7 +232,9 @@ def _resources(task: Mapping[str, Any]) -> PlacementGroupFactory:
 
 
 def _name(trial: Any) -> str:
-    return f"{trial.config['label']}_{trial.trial_id}"
+    """Asked once, when a trial is made: later its task may be a copy of another trial's."""
+    label: str = trial.config["label"]
+    return label
 
 
 @contextmanager
@@ -231,15 +257,13 @@ def _settled() -> Iterator[None]:
 
 
 @contextmanager
-def _interruptions(folder: SweepFolder) -> Iterator[threading.Event]:
+def _interruptions(folder: SweepFolder) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) asks trials for a checkpoint and an end; a second stops at once."""
-    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
         folder.stop.touch()
         # Before the words, so that a second Ctrl-C that follows on them does what they say.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -250,7 +274,7 @@ def _interruptions(folder: SweepFolder) -> Iterator[threading.Event]:
         number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

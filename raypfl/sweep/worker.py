@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
 from ray import tune
 
 from raypfl.configuration import expand, load
@@ -27,7 +28,9 @@ from raypfl.records.summary import summarise
 from raypfl.settings import RunConfig
 from raypfl.sweep.config import Select
 from raypfl.sweep.folder import Outcome, Status, SweepFolder
+from raypfl.sweep.population import Member
 from raypfl.sweep.scores import history, score_of
+from raypfl.sweep.space import overrides_of
 
 SCORE, ROUND = "score", "round"
 """What a trial reports to a scheduler."""
@@ -51,24 +54,27 @@ class Terms:
     path: Path
     select: Select
     on: str  # the split that scores are of
-    reports: bool  # whether a scheduler hears every score
+    reports: bool = False  # whether a scheduler hears every score
+    interval: int | None = None  # rounds between the exchanges of a population
 
 
 def run_trial(task: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) -> None:
     """Run a trial, or go on with it, and record what came of it; errors are recorded, not raised.
 
     Args:
-        task: `label`, and `config` as JSON.
+        task: `config` as JSON, and of a population the values of its `keys`.
         terms: those of the sweep.
         pools: data sets that are in memory already, by `pool_key`.
     """
     folder = SweepFolder(terms.path)
     if folder.stop.exists():
         return
-    label = task["label"]
-    (config,) = expand(load(json.loads(task["config"]))).values()
+    # Tune names the trial: of a task that was taken over from another trial, nothing else is its own.
+    label = tune.get_context().get_trial_name()
+    (config,) = expand(load(json.loads(task["config"]), overrides_of(task.get("keys", {})))).values()
+    config = config.model_copy(update={"name": label})
     outcome = folder.outcome(label)
-    if outcome is not None and outcome.status in ("finished", "stopped"):
+    if outcome is not None and outcome.status in ("finished", "stopped") and terms.reports:
         # Resumed with a scheduler that has to hear the past; what came of this trial stands.
         _tell_past(folder, config, terms, before=None)
         return
@@ -81,12 +87,17 @@ def run_trial(task: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) 
 
     try:
         folder.run(label).path.mkdir(exist_ok=True)
-        _work(folder, config, terms, pools)
+        if terms.interval is None:
+            _work(folder, config, terms, pools)
+        else:
+            _work_in_segments(folder, config, terms, pools, task["keys"])
         record("finished")
     except KeyboardInterrupt:
         record("interrupted")
     except SystemExit:
-        # Tune ends a function that its scheduler has stopped where it reports.
+        # Tune ends a function where it reports: its scheduler has stopped it, or has other plans for it.
+        if terms.interval is not None:
+            raise
         write_summary(folder.run(label).summary, summarise(folder.run(label)))
         record("stopped")
         raise
@@ -109,9 +120,9 @@ def _work(folder: SweepFolder, config: RunConfig, terms: Terms, pools: Mapping[s
     if (which := pool_key(config)) in pools:
         desk.give(config, pools[which])
     model, point = view_of(config, terms.select)
+    assert config.name is not None
     watch = Watch(stopping=folder.stop.exists)
     if terms.reports:
-        assert config.name is not None
         checkpoint = checkpoints.latest(folder.run(config.name).checkpoints)
         done = 0 if checkpoint is None else checkpoints.round_of(checkpoint)
         # What is received after the checkpoint's round is evaluated again, what was trained in it is not.
@@ -122,8 +133,26 @@ def _work(folder: SweepFolder, config: RunConfig, terms: Terms, pools: Mapping[s
                 _tell([(round, score_of(by_split[terms.on], terms.select))])
 
         watch = Watch(folder.stop.exists, evaluated, (model, point))
-    assert config.name is not None
     desk.work(folder.run(config.name), config, config.name, 1, 1, watch)
+
+
+def _work_in_segments(
+    folder: SweepFolder,
+    config: RunConfig,
+    terms: Terms,
+    pools: Mapping[str, Pool],
+    keys: Mapping[str, JsonValue],
+) -> None:
+    assert config.name is not None and terms.interval is not None
+    run = folder.run(config.name)
+    member = Member(folder.path, config.name, keys)
+    member.take_place(config)
+
+    def report(round: int, checkpoint: Any) -> None:
+        scores = dict(history(run, view_of(config, terms.select), terms.on, terms.select))
+        tune.report({ROUND: round, SCORE: scores[round]}, checkpoint=checkpoint)
+
+    member.run(config, terms.interval, lambda part: _work(folder, part, terms, pools), report)
 
 
 def view_of(config: RunConfig, select: Select) -> tuple[str, str]:
