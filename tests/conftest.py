@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stumbling
 import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,3 +38,20 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs real data: {folder} is not there; set RAYPFL_DATA to a folder that has them")
     return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ray with six CPUs, by name only; the folder in which its actors are asked to stumble."""
+    import ray
+
+    folder = tmp_path_factory.mktemp("stumble")
+    with pytest.MonkeyPatch.context() as patch:
+        # Actors have the environment that Ray was started in.
+        patch.setenv("PYTHONPATH", str(Path(stumbling.__file__).parent))
+        patch.setenv(stumbling.VARIABLE, str(folder))
+        ray.init(
+            address="local", num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
+    yield folder
+    ray.shutdown()

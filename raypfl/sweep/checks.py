@@ -82,9 +82,9 @@ def _check_population(config: SweepConfig, scheduler: Pbt, trials: Sequence[Tria
         numbers = dimension.uniform or dimension.log_uniform or dimension.integer
         if not numbers or not name.startswith(MUTABLE) or dimension.when or "," in name:
             raise ConfigError(
-                f"space.{name}: with scheduler.name = pbt every key changes while a run goes on, so it "
-                "must be a number of `training` or `method`, drawn from uniform, log_uniform or integer, without a "
-                "condition. Fix other keys in `set`, and run a sweep for each."
+                f"space.{name}: with scheduler.name = pbt every key changes while a run goes on, so "
+                "it must be a number of `training` or `method`, drawn from uniform, log_uniform or "
+                "integer, without a condition. Fix other keys in `set`, and run a sweep for each."
             )
     if config.constraints:
         raise ConfigError(

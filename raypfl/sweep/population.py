@@ -97,7 +97,7 @@ def segments(done: int, rounds: int, interval: int) -> list[int]:
 
 
 def lineage(folder: Path) -> list[dict[str, Any]]:
-    """What held from which round on: `round`, `from` (a member's label), `keys`; empty if nothing is known."""
+    """What held from which round on: `round`, `from` (a member's label), `keys`; or nothing."""
     path = folder / LINEAGE
     if not path.is_file():
         return []
@@ -117,12 +117,12 @@ def domain_of(dimension: Dimension) -> Any:
 def within(space: Mapping[str, Dimension]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A function that puts the keys of a task back between their ends."""
 
-    def clip(task: dict[str, Any]) -> dict[str, Any]:
-        keys = {}
+    def clip(config: dict[str, Any]) -> dict[str, Any]:
+        task, keys = config["task"], {}
         for name, value in task["keys"].items():
             low, high = space[name].bounds
             keys[name] = type(value)(min(max(value, low), high))
-        return {**task, "keys": keys}
+        return {"task": {**task, "keys": keys}}
 
     return clip
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray.tune import PlacementGroupFactory
-
 from raypfl.engine.placement import Node, Placement, place
 from raypfl.engine.world import World
 from raypfl.errors import PlacementError
@@ -32,12 +30,12 @@ class Ask(NamedTuple):
     num_actors: int | None = None
     """Client hosts of the Ray engine; None for the local engine."""
 
-    def placement_group(self) -> PlacementGroupFactory:
-        """The same for Tune: all of it is reserved before the trial starts, so trials never share or wait."""
+    def bundles(self) -> list[dict[str, float]]:
+        """The same as Ray has it. It is reserved before a trial starts, so none waits for another."""
         bundles = [{"CPU": share.cpus, "GPU": share.gpus} for share in self.shares]
         bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
         # The process that leads actors computes nothing; its bundle is empty, and must come first.
-        return PlacementGroupFactory([*([{}] if self.num_actors else []), *filter(None, bundles)])
+        return [*([{}] if self.num_actors else []), *filter(None, bundles)]
 
     def request(self) -> str:
         """In words."""

@@ -129,13 +129,16 @@ class Sweep:
         self._trials: dict[str, Trial] = {}
         self._rows: dict[str, Row] = {}
 
-    def check(self) -> None:
+    def check(self, nodes: list[Node] | None = None) -> None:
         """Make sure that a trial of each kind can be set up, and fits the cluster.
+
+        Args:
+            nodes: of the cluster, if they are known.
 
         Raises:
             RaypflError: data are missing, a method does not fit its settings, or a trial asks for too much.
         """
-        self._nodes = nodes_of(self.address)
+        self._nodes = nodes_of(self.address) if nodes is None else nodes
         for trial in one_of_each_kind(self.examples).values():
             settle(self.world(trial.config))
             self.ask(trial)
@@ -191,7 +194,9 @@ class Sweep:
 
     def finish(self, console: Console) -> SweepResult:
         """Write tables, figures and the best configuration of what has ended so far."""
-        trials, rows = list(self._trials.values()), list(self._rows.values())
+        trials = list(self._trials.values())
+        # Read again: a trial that was stopped may have written its last words after its end was told.
+        rows = [self._row(trial) for trial in trials]
         points = points_of(trials, self._rows)
         best = best_of(points, self.config.select.per)
         name = self.config.name or ""
@@ -288,18 +293,20 @@ class _Progress:
         return self._source.exhausted()
 
     def keys(self, trial: Trial) -> Mapping[str, JsonValue]:
+        if not isinstance(self._sweep.config.scheduler, Pbt):
+            return {}
         steps = lineage(self._sweep.folder.path / trial.label)
         found: Mapping[str, JsonValue] = steps[-1]["keys"] if steps else trial.values
         return found
 
-    def ended(self, trial: Trial, error: str | None) -> None:
+    def ended(self, trial: Trial, seconds: float, error: str | None) -> None:
         folder = self._sweep.folder
         before = folder.outcome(trial.label)
         if error is not None:
-            folder.record(trial.label, Outcome(status="failed", seconds=0.0, error=error))
+            folder.record(trial.label, Outcome(status="failed", seconds=seconds, error=error))
         elif before is None and not folder.stop.exists():
             # Stopped by the scheduler, and its process ended before it could say so.
-            folder.record(trial.label, Outcome(status="stopped", seconds=0.0))
+            folder.record(trial.label, Outcome(status="stopped", seconds=seconds))
         row = self._sweep.refresh(trial)
         self._source.heard(trial, row)
         if row["status"] in (*ENDED, "failed") and trial.label not in self._past:

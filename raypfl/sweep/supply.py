@@ -73,8 +73,8 @@ class Proposals:
             import optuna
         except ImportError:
             raise ConfigError(
-                "search.name = optuna: Optuna is not installed. Install it with `pip install raypfl[optuna]`, "
-                "or use search.draws."
+                "search.name = optuna: Optuna is not installed. Install it with "
+                "`pip install raypfl[optuna]`, or use search.draws."
             ) from None
         self._optuna: Any = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)

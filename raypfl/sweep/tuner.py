@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import JsonValue
 from ray import tune
 from ray.tune import PlacementGroupFactory
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
@@ -63,8 +65,14 @@ class Supply(Protocol):
         """Of a member of a population: the values of its keys now."""
         ...
 
-    def ended(self, trial: Trial, error: str | None) -> None:
-        """A trial has ended; `error` if its process died, for which nobody could record an outcome."""
+    def ended(self, trial: Trial, seconds: float, error: str | None) -> None:
+        """A trial has ended.
+
+        Args:
+            trial: the trial.
+            seconds: as far as Tune knows, for a trial that could not record them.
+            error: why, if its process died.
+        """
         ...
 
 
@@ -98,24 +106,34 @@ def run(
     """
     folder = SweepFolder(terms.path)
     trials: dict[str, Trial] = {}
-
+    options: dict[str, Any] = {}
+    population: dict[str, Any] = {}
+    if isinstance(scheduler, Pbt):
+        # Tune wants to know all members from the start.
+        tasks = [_task(trial, supply, ask, trials) for trial in iter(supply.next, None)]
+        population = {"task": tune.grid_search(tasks)}
+        options = {"max_concurrent_trials": concurrency}
+    else:
+        options = {
+            "search_alg": _Searcher(supply, trials, ask, folder, concurrency),
+            "num_samples": count,
+        }
     with (
         _settled(),
         _interruptions(folder),
         tempfile.TemporaryDirectory(prefix="raypfl-sweep-") as own,
     ):
-        searcher = _Searcher(supply, trials, ask, folder, concurrency)
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(run_trial, terms=terms, pools=pools), _resources),
+            param_space=population,
             tune_config=tune.TuneConfig(
                 metric=SCORE,
                 mode="max",
-                search_alg=searcher,
                 scheduler=scheduler_of(scheduler, rounds, space),
-                num_samples=count,
                 reuse_actors=True,
                 trial_name_creator=_name,
-                trial_dirname_creator=_name,
+                trial_dirname_creator=str,
+                **options,
             ),
             run_config=tune.RunConfig(
                 name="trials",
@@ -143,7 +161,7 @@ def scheduler_of(config: Scheduler, rounds: int, space: Mapping[str, Dimension])
         return PopulationBasedTraining(
             time_attr=ROUND,
             perturbation_interval=config.interval,
-            hyperparam_mutations={"keys": {name: domain_of(space[name]) for name in space}},
+            hyperparam_mutations={"task": {"keys": {name: domain_of(space[name]) for name in space}}},
             custom_explore_fn=within(space),
             quantile_fraction=config.quantile,
             resample_probability=config.resample,
@@ -183,21 +201,8 @@ class _Searcher(_NotSaved, Searcher):
         trial = self._supply.next()
         if trial is None:
             return None
-        self._trials[trial.label] = trial
         self._at_work.add(trial_id)
-        config = trial.config
-        ask = self._ask(trial)
-        if ask.num_actors is not None:
-            engine = config.engine.model_copy(
-                update={"num_actors": ask.num_actors, "clients_per_actor": None}
-            )
-            config = config.model_copy(update={"engine": engine})
-        return {
-            "label": trial.label,
-            "config": config.model_dump_json(),
-            "ask": ask,
-            "keys": self._supply.keys(trial),
-        }
+        return {"task": _task(trial, self._supply, self._ask, self._trials)}
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         self._at_work.discard(trial_id)
@@ -212,28 +217,50 @@ class _Searcher(_NotSaved, Searcher):
         pass
 
 
-class _Endings(_NotSaved, tune.Callback):
-    """Tells the supply of every end."""
+class _Endings(_NotSaved, TrialProgressCallback):
+    """Tells the supply of every end, in place of Tune's own words about it."""
 
     def __init__(self, supply: Supply, trials: Mapping[str, Trial]) -> None:
+        super().__init__()
         self._supply, self._trials = supply, trials
 
+    def on_trial_result(self, *_: Any, **info: Any) -> None:
+        pass
+
     def on_trial_complete(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
-        self._supply.ended(self._trials[str(trial)], None)
+        self._supply.ended(self._trials[str(trial)], float(trial.last_result.get("time_total_s", 0.0)), None)
 
     def on_trial_error(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
         reason = str(trial.get_error() or "its process ended").strip().splitlines()[-1]
-        self._supply.ended(self._trials[str(trial)], f"its process was lost: {reason}")
+        seconds = float(trial.last_result.get("time_total_s", 0.0))
+        self._supply.ended(self._trials[str(trial)], seconds, f"its process was lost: {reason}")
 
 
-def _resources(task: Mapping[str, Any]) -> PlacementGroupFactory:
-    placement: PlacementGroupFactory = task["ask"].placement_group()
-    return placement
+def _task(
+    trial: Trial, supply: Supply, ask: Callable[[Trial], Ask], trials: dict[str, Trial]
+) -> dict[str, Any]:
+    """What Tune keeps of a trial, and hands to its process."""
+    trials[trial.label] = trial
+    config, wanted = trial.config, ask(trial)
+    if wanted.num_actors is not None:
+        engine = config.engine.model_copy(update={"num_actors": wanted.num_actors, "clients_per_actor": None})
+        config = config.model_copy(update={"engine": engine})
+    keys = supply.keys(trial)
+    return {
+        "label": trial.label,
+        "config": config.model_dump_json(),
+        "bundles": json.dumps(wanted.bundles()),
+        "keys": dict(keys),
+    }
+
+
+def _resources(config: Mapping[str, Any]) -> PlacementGroupFactory:
+    return PlacementGroupFactory(json.loads(config["task"]["bundles"]))
 
 
 def _name(trial: Any) -> str:
     """Asked once, when a trial is made: later its task may be a copy of another trial's."""
-    label: str = trial.config["label"]
+    label: str = trial.config["task"]["label"]
     return label
 
 

@@ -58,11 +58,11 @@ class Terms:
     interval: int | None = None  # rounds between the exchanges of a population
 
 
-def run_trial(task: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) -> None:
+def run_trial(config: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) -> None:
     """Run a trial, or go on with it, and record what came of it; errors are recorded, not raised.
 
     Args:
-        task: `config` as JSON, and of a population the values of its `keys`.
+        config: Tune's, with `task`: `config` as JSON, and of a population the values of its `keys`.
         terms: those of the sweep.
         pools: data sets that are in memory already, by `pool_key`.
     """
@@ -71,12 +71,13 @@ def run_trial(task: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) 
         return
     # Tune names the trial: of a task that was taken over from another trial, nothing else is its own.
     label = tune.get_context().get_trial_name()
-    (config,) = expand(load(json.loads(task["config"]), overrides_of(task.get("keys", {})))).values()
-    config = config.model_copy(update={"name": label})
+    task = config["task"]
+    (run,) = expand(load(json.loads(task["config"]), overrides_of(task["keys"]))).values()
+    run = run.model_copy(update={"name": label})
     outcome = folder.outcome(label)
     if outcome is not None and outcome.status in ("finished", "stopped") and terms.reports:
         # Resumed with a scheduler that has to hear the past; what came of this trial stands.
-        _tell_past(folder, config, terms, before=None)
+        _tell_past(folder, run, terms, before=None)
         return
     spent = 0.0 if outcome is None else outcome.seconds
     begin = time.monotonic()
@@ -88,9 +89,9 @@ def run_trial(task: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]) 
     try:
         folder.run(label).path.mkdir(exist_ok=True)
         if terms.interval is None:
-            _work(folder, config, terms, pools)
+            _work(folder, run, terms, pools)
         else:
-            _work_in_segments(folder, config, terms, pools, task["keys"])
+            _work_in_segments(folder, run, terms, pools, task["keys"])
         record("finished")
     except KeyboardInterrupt:
         record("interrupted")

@@ -1,4 +1,4 @@
-"""One Ray cluster, and one crew of actors on it, for all tests: starting them takes seconds."""
+"""One crew of actors for all tests: starting them takes seconds."""
 
 from __future__ import annotations
 
@@ -8,27 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import stumbling
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray with six CPUs, by name only; the folder in which its actors are asked to stumble."""
-    import ray
-
-    folder = tmp_path_factory.mktemp("stumble")
-    with pytest.MonkeyPatch.context() as patch:
-        # Actors have the environment that Ray was started in.
-        patch.setenv("PYTHONPATH", str(Path(stumbling.__file__).parent))
-        patch.setenv(stumbling.VARIABLE, str(folder))
-        ray.init(
-            address="local", num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="error"
-        )
-    yield folder
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")
