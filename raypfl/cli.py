@@ -165,6 +165,20 @@ def bench_methods(
         bench.run_methods(setting, wanted, rounds, console=console, out=out)
 
 
+@bench_app.command("sweep")
+def bench_sweep(
+    config: Annotated[Path, typer.Argument(help="A sweep; its trials are run twice a turn.")],
+    overrides: Overrides = None,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 1,
+) -> None:
+    """Time a sweep beside the same trials one after another in one process."""
+    from raypfl.console import console_for
+    from raypfl.sweep import bench as sweep_bench
+
+    with console_for() as console:
+        sweep_bench.run(config, overrides or [], turns, console)
+
+
 @app.command("list")
 def list_(topic: Annotated[Topic, typer.Argument(help="What to list.")]) -> None:
     """List what can stand under a `name` key, with one line on each."""

@@ -42,7 +42,6 @@ class Outcome(StrictModel):
     status: Status
     seconds: float  # wall clock, over all attempts
     error: str | None = None
-    lineage: tuple[dict[str, float | str | int], ...] = ()  # of population based training
 
 
 class SweepFolder:

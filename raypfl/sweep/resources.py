@@ -34,8 +34,9 @@ class Ask(NamedTuple):
         """The same as Ray has it. It is reserved before a trial starts, so none waits for another."""
         bundles = [{"CPU": share.cpus, "GPU": share.gpus} for share in self.shares]
         bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+        wanted = list(filter(None, bundles)) or [{"CPU": 1.0}]
         # The process that leads actors computes nothing; its bundle is empty, and must come first.
-        return [*([{}] if self.num_actors else []), *filter(None, bundles)]
+        return [{}, *wanted] if self.num_actors else wanted
 
     def request(self) -> str:
         """In words."""

