@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from ray import tune
 
 from raypfl.configuration import to_dict
+from raypfl.errors import CheckpointError
 from raypfl.records import checkpoints
 from raypfl.records.files import storage_errors, write_json
 from raypfl.records.folder import RunFolder
@@ -26,7 +27,14 @@ from raypfl.sweep.config import Dimension
 
 LINEAGE = "lineage.json"
 ADOPTED = ".adopted"
+"""In a member's folder: what it is about to take over."""
+PAST = ".past"
+"""In a member's folder: by number, what it had before it took something over. Others may still be told to go
+on from there."""
 NOTE = "note.json"
+
+READY = "ready"
+ATTEMPTS = 3
 
 KEEP_ALL = 1_000_000
 """Checkpoints during a sweep: a member may be asked for an early one while it is rounds ahead."""
@@ -38,6 +46,7 @@ class Note(NamedTuple):
     """What Tune's checkpoints hold here: whose state to go on from. The state itself is in run folders."""
 
     label: str
+    number: int  # how often that member had taken something over by then
     round: int
 
 
@@ -61,7 +70,7 @@ class Member:
         if note is None:
             self._record(0, self._label)
         elif note.label != self._label:
-            _adopt(RunFolder(self._path / note.label), self._folder, note.round, config)
+            _adopt(self._path / note.label, note, self._folder, config)
             self._record(note.round, note.label)
 
     def run(
@@ -80,7 +89,7 @@ class Member:
         keep = config.checkpoint.model_copy(update={"keep": KEEP_ALL})
         for end in segments(done, config.rounds, interval):
             work(config.model_copy(update={"rounds": end, "checkpoint": keep}))
-            report(end, _checkpoint(Note(self._label, end)))
+            report(end, _checkpoint(Note(self._label, _taken_over(self._folder.path), end)))
 
     def _record(self, round: int, origin: str) -> None:
         """Add what holds from a round on."""
@@ -141,14 +150,35 @@ def _checkpoint(note: Note) -> Any:
     return tune.Checkpoint.from_directory(str(folder))
 
 
-def _adopt(donor: RunFolder, own: RunFolder, round: int, config: RunConfig) -> None:
-    """Take over another member's state after `round`, and its records, in steps that survive a crash."""
+def clear(folder: RunFolder, keep: int) -> None:
+    """Drop what only a sweep that goes on needs of a member: its past, and all but `keep` checkpoints."""
+    with storage_errors(folder.path):
+        shutil.rmtree(folder.path / PAST, ignore_errors=True)
+    checkpoints.prune(folder.checkpoints, keep)
+
+
+def _taken_over(path: Path) -> int:
+    return len(list((path / PAST).glob("*")))
+
+
+def _adopt(donor: Path, note: Note, own: RunFolder, config: RunConfig) -> None:
+    """Take over another member's state and its records, in steps that survive a crash."""
     staged = own.path / ADOPTED
+    for attempt in range(ATTEMPTS):
+        past = donor / PAST / str(note.number)
+        source = RunFolder(past if past.is_dir() else donor)
+        try:
+            shutil.rmtree(staged, ignore_errors=True)
+            shutil.copytree(source.metrics, staged / own.metrics.name, ignore=shutil.ignore_patterns(".*"))
+            checkpoints.copy(source.checkpoints, note.round, staged / own.checkpoints.name, to_dict(config))
+            # The donor may have taken something over itself in the middle of this.
+            if (past.is_dir() and source.path == past) or _taken_over(donor) == note.number:
+                break
+        except (OSError, shutil.Error, CheckpointError):
+            if attempt == ATTEMPTS - 1:
+                raise
     with storage_errors(staged):
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(donor.metrics, staged / own.metrics.name, ignore=shutil.ignore_patterns(".*"))
-        checkpoints.copy(donor.checkpoints, round, staged / own.checkpoints.name, to_dict(config))
-        (staged / "ready").touch()
+        (staged / READY).touch()
     _swap(own.path)
 
 
@@ -158,8 +188,15 @@ def _swap(path: Path) -> None:
     if not staged.is_dir():
         return
     with storage_errors(path):
-        for folder in (staged / "metrics", staged / "checkpoints") if (staged / "ready").exists() else ():
-            if folder.is_dir():
-                shutil.rmtree(path / folder.name, ignore_errors=True)
-                folder.rename(path / folder.name)
+        if (staged / READY).exists():
+            number = (staged / READY).read_text(encoding="utf-8") or str(_taken_over(path))
+            # Written down first: a swap that is done again moves to the same place.
+            (staged / READY).write_text(number, encoding="utf-8")
+            past = path / PAST / number
+            past.mkdir(parents=True, exist_ok=True)
+            for name in ("metrics", "checkpoints"):
+                if (staged / name).is_dir():
+                    if (path / name).is_dir() and not (past / name).is_dir():
+                        (path / name).rename(past / name)
+                    (staged / name).rename(path / name)
         shutil.rmtree(staged)

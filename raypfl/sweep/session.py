@@ -29,7 +29,7 @@ from raypfl.sweep.checks import check_scheduler, check_views, split_of
 from raypfl.sweep.config import Listed, Pbt, SweepConfig, ToTheEnd
 from raypfl.sweep.folder import Outcome, SweepFolder
 from raypfl.sweep.plots import write_plots
-from raypfl.sweep.population import lineage
+from raypfl.sweep.population import clear, lineage
 from raypfl.sweep.reading import SWEEP, is_sweep, read
 from raypfl.sweep.resources import Ask, ask_of, at_once
 from raypfl.sweep.results import PointResult, Row, best_of, points_of, row_of, write_best, write_trials
@@ -207,6 +207,9 @@ class Sweep:
         for number, (group, point) in enumerate(best.items(), 1):
             file = "best.yaml" if not group else f"best-{number}.yaml"
             write_best(self.folder, file, point, trials, self._why(group, point))
+        if isinstance(self.config.scheduler, Pbt) and all(row["status"] in ENDED for row in rows):
+            for trial in trials:
+                clear(self.folder.run(trial.label), trial.config.checkpoint.keep)
         figures = write_plots(self.folder.plots, name, points, self.on, self.config.select.per)
         console.table(chosen_table(points, self.on) if self.on == "validation" else paper_table(points))
         for group, point in best.items():

@@ -117,8 +117,15 @@ def keys_of(points: Sequence[PointResult]) -> tuple[str, ...]:
 
 
 def varied(points: Sequence[PointResult]) -> tuple[str, ...]:
-    """The keys that have more than one value."""
-    return tuple(key for key in keys_of(points) if len({text(point.values.get(key)) for point in points}) > 1)
+    """The keys that have more than one value; of keys that change together the first."""
+    found: dict[tuple[int, ...], str] = {}
+    for key in keys_of(points):
+        values = [text(point.values.get(key)) for point in points]
+        # Which points have the same value as which.
+        pattern = tuple(values.index(value) for value in values)
+        if len(set(pattern)) > 1:
+            found.setdefault(pattern, key)
+    return tuple(found.values())
 
 
 def text(value: object) -> str:
