@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import stumbling
 import torch
+from ray_nodes import Nodes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
+# What tests write into configuration files; subprocesses have it, too.
+os.environ["RAYPFL_ALLOW_IMPORTS"] = "stumbling"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()) or item.path.parent.name == "bench":
+        if {"cluster", "nodes"} & set(getattr(item, "fixturenames", ())) or item.path.parent.name == "bench":
             # One worker has the cluster, and what else starts actors: two at once would share two cores.
             item.add_marker(pytest.mark.xdist_group("ray"))
         if "gpu" in item.keywords and not torch.cuda.is_available():
@@ -41,17 +43,18 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray with six CPUs, by name only; the folder in which its actors are asked to stumble."""
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Ray with a head of six CPUs, by name only; this process is connected to it."""
     import ray
 
-    folder = tmp_path_factory.mktemp("stumble")
-    with pytest.MonkeyPatch.context() as patch:
-        # Actors have the environment that Ray was started in.
-        patch.setenv("PYTHONPATH", str(Path(stumbling.__file__).parent))
-        patch.setenv(stumbling.VARIABLE, str(folder))
-        ray.init(
-            address="local", num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="error"
-        )
-    yield folder
+    started = Nodes(tmp_path_factory.mktemp("stumble"))
+    ray.init(address=started.address, log_to_driver=False, logging_level="error")
+    yield started
     ray.shutdown()
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Nodes) -> Path:
+    """A cluster is there; the folder in which its actors are asked to stumble."""
+    return nodes.folder

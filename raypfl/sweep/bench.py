@@ -14,8 +14,7 @@ from raypfl.errors import RaypflError
 from raypfl.experiment import Workshop
 from raypfl.records.folder import RunFolder
 from raypfl.records.grid import Grid
-from raypfl.sweep.reading import read
-from raypfl.sweep.session import Sweep
+from raypfl.sweep.session import opened
 
 ONE_BY_ONE = "one by one, one process"
 UNDER_TUNE = "raypfl sweep"
@@ -28,7 +27,7 @@ PROGRAMS = {
 
 def one_by_one(config: str, overrides: Sequence[str]) -> None:
     """Run every trial of a sweep in this process, the data set read once."""
-    sweep = Sweep(read(config, overrides))
+    sweep = opened(Path(config), overrides, ())
     with Workshop(Console()) as workshop:
         for trial in sweep.examples:
             workshop.work(RunFolder.create(sweep.folder.path, trial.label), trial.config, trial.label, 1, 1)
@@ -49,7 +48,7 @@ def run(config: Path, overrides: Sequence[str], turns: int, console: Console) ->
     Raises:
         RaypflError: a command failed, with its words.
     """
-    count = len(Sweep(read(config, overrides)).examples)
+    count = len(opened(Path(config), overrides, ()).examples)
     times: list[tuple[float, float]] = []
     for turn in range(turns):
         # Each is first as often as the other.

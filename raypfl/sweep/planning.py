@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from raypfl.console import Console
 from raypfl.experiment import Workshop, pool_key
 from raypfl.records.folder import RunFolder
 from raypfl.settings import RunConfig
-from raypfl.sweep.reading import read
-from raypfl.sweep.session import Sweep
+from raypfl.sweep.session import Sweep, opened
 from raypfl.sweep.summary import text
 from raypfl.sweep.trials import Trial, kind_of, one_of_each_kind
 
@@ -26,7 +25,7 @@ MOST_CALIBRATED = 6
 """Kinds of trials that are timed; others are taken to cost what the timed ones do on average."""
 
 
-def plan(config: Path, overrides: Sequence[str] = ()) -> str:
+def plan(config: str | Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()) -> str:
     """Trials, concurrency and time of a sweep, as text.
 
     Two rounds of a trial of each kind are run here, in one process, and nothing of them is kept.
@@ -34,7 +33,7 @@ def plan(config: Path, overrides: Sequence[str] = ()) -> str:
     Raises:
         RaypflError: what `raypfl sweep` would refuse.
     """
-    sweep = Sweep(read(config, overrides))
+    sweep = opened(config, overrides, allow_imports)
     sweep.check()
     at_once = sweep.at_once()
     kinds = one_of_each_kind(sweep.examples)

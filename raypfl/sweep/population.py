@@ -21,7 +21,6 @@ from raypfl.configuration import to_dict
 from raypfl.errors import CheckpointError
 from raypfl.records import checkpoints
 from raypfl.records.files import storage_errors, write_json
-from raypfl.records.folder import RunFolder
 from raypfl.settings import RunConfig
 from raypfl.sweep.config import Dimension
 
@@ -34,6 +33,8 @@ on from there."""
 NOTE = "note.json"
 
 READY = "ready"
+METRICS, CHECKPOINTS = "metrics", "checkpoints"
+"""As run folders have them."""
 ATTEMPTS = 3
 
 KEEP_ALL = 1_000_000
@@ -61,11 +62,11 @@ class Member:
 
     def __init__(self, path: Path, label: str, keys: Mapping[str, JsonValue]) -> None:
         self._path, self._label, self._keys = path, label, dict(keys)
-        self._folder = RunFolder(path / label)
+        self._folder = path / label
 
     def take_place(self, config: RunConfig) -> None:
         """Go back to where Tune wants this run to go on: its own state, or another member's."""
-        _swap(self._folder.path)
+        _swap(self._folder)
         note = _noted()
         if note is None:
             self._record(0, self._label)
@@ -84,12 +85,12 @@ class Member:
             work: runs a configuration to its last round.
             report: told the round after each segment; may end the function.
         """
-        latest = checkpoints.latest(self._folder.checkpoints)
+        latest = checkpoints.latest(self._folder / CHECKPOINTS)
         done = 0 if latest is None else checkpoints.round_of(latest)
         keep = config.checkpoint.model_copy(update={"keep": KEEP_ALL})
         for end in segments(done, config.rounds, interval):
             work(config.model_copy(update={"rounds": end, "checkpoint": keep}))
-            report(end, _checkpoint(Note(self._label, _taken_over(self._folder.path), end)))
+            report(end, _checkpoint(Note(self._label, _taken_over(self._folder), end)))
 
     def _record(self, round: int, origin: str) -> None:
         """Add what holds from a round on."""
@@ -97,7 +98,7 @@ class Member:
         if origin == self._label and before:
             return
         step = {"round": round, "from": origin, "keys": self._keys}
-        write_json(self._folder.path / LINEAGE, {"lineage": [*before, step]})
+        write_json(self._folder / LINEAGE, {"lineage": [*before, step]})
 
 
 def segments(done: int, rounds: int, interval: int) -> list[int]:
@@ -150,36 +151,36 @@ def _checkpoint(note: Note) -> Any:
     return tune.Checkpoint.from_directory(str(folder))
 
 
-def clear(folder: RunFolder, keep: int) -> None:
+def clear(folder: Path, keep: int) -> None:
     """Drop what only a sweep that goes on needs of a member: its past, and all but `keep` checkpoints."""
-    with storage_errors(folder.path):
-        shutil.rmtree(folder.path / PAST, ignore_errors=True)
-    checkpoints.prune(folder.checkpoints, keep)
+    with storage_errors(folder):
+        shutil.rmtree(folder / PAST, ignore_errors=True)
+    checkpoints.prune(folder / CHECKPOINTS, keep)
 
 
 def _taken_over(path: Path) -> int:
     return len(list((path / PAST).glob("*")))
 
 
-def _adopt(donor: Path, note: Note, own: RunFolder, config: RunConfig) -> None:
+def _adopt(donor: Path, note: Note, own: Path, config: RunConfig) -> None:
     """Take over another member's state and its records, in steps that survive a crash."""
-    staged = own.path / ADOPTED
+    staged = own / ADOPTED
     for attempt in range(ATTEMPTS):
         past = donor / PAST / str(note.number)
-        source = RunFolder(past if past.is_dir() else donor)
+        source = past if past.is_dir() else donor
         try:
             shutil.rmtree(staged, ignore_errors=True)
-            shutil.copytree(source.metrics, staged / own.metrics.name, ignore=shutil.ignore_patterns(".*"))
-            checkpoints.copy(source.checkpoints, note.round, staged / own.checkpoints.name, to_dict(config))
+            shutil.copytree(source / METRICS, staged / METRICS, ignore=shutil.ignore_patterns(".*"))
+            checkpoints.copy(source / CHECKPOINTS, note.round, staged / CHECKPOINTS, to_dict(config))
             # The donor may have taken something over itself in the middle of this.
-            if (past.is_dir() and source.path == past) or _taken_over(donor) == note.number:
+            if source == past or _taken_over(donor) == note.number:
                 break
         except (OSError, shutil.Error, CheckpointError):
             if attempt == ATTEMPTS - 1:
                 raise
     with storage_errors(staged):
         (staged / READY).touch()
-    _swap(own.path)
+    _swap(own)
 
 
 def _swap(path: Path) -> None:
@@ -194,7 +195,7 @@ def _swap(path: Path) -> None:
             (staged / READY).write_text(number, encoding="utf-8")
             past = path / PAST / number
             past.mkdir(parents=True, exist_ok=True)
-            for name in ("metrics", "checkpoints"):
+            for name in (METRICS, CHECKPOINTS):
                 if (staged / name).is_dir():
                     if (path / name).is_dir() and not (past / name).is_dir():
                         (path / name).rename(past / name)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from raypfl.configuration import apply_override, parse_overrides, read_yaml, to_dict
 from raypfl.errors import ConfigError
 from raypfl.explain import coerced, explain, show
+from raypfl.records.storage import place
 from raypfl.sweep.config import SweepConfig, keys_of
 
 SWEEP = "sweep.yaml"
@@ -21,9 +22,10 @@ OF_THE_SWEEP = ("name", "storage_path")
 """Keys that belong to the sweep and not to its trials."""
 
 
-def is_sweep(path: Path) -> bool:
+def is_sweep(path: str | Path) -> bool:
     """Whether a path is a sweep: a YAML file with a `space`, or the folder of a sweep."""
-    return (path / SWEEP).is_file() if path.is_dir() else "space" in read_yaml(path)
+    found = place(path)
+    return (found / SWEEP).is_file() if found.is_dir() else "space" in read_yaml(found)
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> SweepConfig:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
 from raypfl import data
+from raypfl.configuration import check_imports, parse_overrides
 from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.placement import Node, connected
@@ -23,7 +25,8 @@ from raypfl.errors import StorageError
 from raypfl.experiment import Workshop, pool_key
 from raypfl.records.environment import environment
 from raypfl.records.files import write_json, write_text
-from raypfl.settings import RunConfig
+from raypfl.records.storage import is_remote
+from raypfl.settings import ExperimentConfig, RunConfig
 from raypfl.sweep import tuner
 from raypfl.sweep.checks import check_scheduler, check_views, split_of
 from raypfl.sweep.config import Listed, Pbt, SweepConfig, ToTheEnd
@@ -55,6 +58,7 @@ def run(
     *,
     resume: bool = False,
     retry_failed: bool = False,
+    allow_imports: Collection[str] = (),
     console: Console | None = None,
 ) -> SweepResult:
     """Run the trials of a sweep, or those that are left.
@@ -64,6 +68,7 @@ def run(
         overrides: `key=value`, see `reading.read`.
         resume: go on with the sweep of that name.
         retry_failed: with `resume`, run failed trials again (from their last checkpoint).
+        allow_imports: packages of which a file may name models (see `configuration.load`).
         console: what shows the progress; nothing does by default.
 
     Raises:
@@ -73,7 +78,7 @@ def run(
     console = console or Console()
     if not isinstance(source, Mapping) and Path(source).is_dir():
         source = _in_folder(Path(source), resume)
-    sweep = Sweep(read(source, overrides))
+    sweep = opened(source, overrides, allow_imports)
     folder = sweep.folder
     if resume:
         if not folder.settings.is_file():
@@ -100,19 +105,38 @@ def run(
     return result
 
 
+def opened(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str], allow_imports: Collection[str]
+) -> Sweep:
+    """A sweep whose code is what its caller wrote, or allowed."""
+    if isinstance(source, Mapping):
+        return Sweep(read(source, overrides))
+    check = partial(check_imports, allow_imports=allow_imports, typed=parse_overrides(overrides))
+    return Sweep(read(source, overrides), check)
+
+
 class Sweep:
     """The trials of one sweep, and what is known of them."""
 
-    def __init__(self, config: SweepConfig) -> None:
+    def __init__(self, config: SweepConfig, check: Callable[[ExperimentConfig], None] | None = None) -> None:
         """Expand and check the space.
+
+        Args:
+            config: the sweep.
+            check: raises if a point's configuration may not be run.
 
         Raises:
             ConfigError: a key is unknown, a value is wrong, or the constraints leave no point.
         """
         assert config.name is not None
         self.config = config
+        if is_remote(config.storage_path):
+            raise StorageError(
+                f"storage_path = {config.storage_path}: the folder of a sweep must be on a file system that "
+                "is mounted, on every node if there are several. Runs can be elsewhere, sweeps cannot."
+            )
         self.folder = SweepFolder((Path(config.storage_path).expanduser() / config.name).absolute())
-        self._makes = Trials(config, self.folder.path)
+        self._makes = Trials(config, self.folder.path, check)
         self.examples = self._makes.examples()
         """All trials, or, where results decide which there will be, a few of their kind."""
         self.on = split_of(config, self.examples)
@@ -209,7 +233,7 @@ class Sweep:
             write_best(self.folder, file, point, trials, self._why(group, point))
         if isinstance(self.config.scheduler, Pbt) and all(row["status"] in ENDED for row in rows):
             for trial in trials:
-                clear(self.folder.run(trial.label), trial.config.checkpoint.keep)
+                clear(self.folder.path / trial.label, trial.config.checkpoint.keep)
         figures = write_plots(self.folder.plots, name, points, self.on, self.config.select.per)
         console.table(chosen_table(points, self.on) if self.on == "validation" else paper_table(points))
         for group, point in best.items():

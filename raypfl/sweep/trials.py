@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raypfl.configuration import expand, load, to_dict
 from raypfl.errors import ConfigError
-from raypfl.settings import RunConfig
+from raypfl.settings import ExperimentConfig, RunConfig
 from raypfl.sweep.config import Listed, SweepConfig
 from raypfl.sweep.space import (
     Point,
@@ -44,14 +44,17 @@ class Trial:
 class Trials:
     """Makes the trials of a sweep."""
 
-    def __init__(self, config: SweepConfig, folder: Path) -> None:
+    def __init__(
+        self, config: SweepConfig, folder: Path, check: Callable[[ExperimentConfig], None] | None = None
+    ) -> None:
         """Prepare.
 
         Args:
             config: the sweep.
             folder: where its trials have their folders.
+            check: raises if a point's configuration may not be run.
         """
-        self._config, self._folder = config, folder
+        self._config, self._folder, self._check = config, folder, check
         self._constraints_that_applied: set[str] = set()
 
     def examples(self) -> list[Trial]:
@@ -104,6 +107,8 @@ class Trials:
         except ConfigError as error:
             text = str(error).removeprefix("the configuration:\n")
             raise ConfigError(f"{_described(point)} cannot be run:\n{text}") from None
+        if self._check is not None:
+            self._check(experiment)
         if len(experiment.method) > 1:
             names = ", ".join(method.name for method in experiment.method)
             raise ConfigError(

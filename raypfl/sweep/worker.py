@@ -87,7 +87,7 @@ def run_trial(config: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]
         folder.record(label, Outcome(status=status, seconds=seconds, error=error))
 
     try:
-        folder.run(label).path.mkdir(exist_ok=True)
+        (folder.path / label).mkdir(exist_ok=True)
         if terms.interval is None:
             _work(folder, run, terms, pools)
         else:
@@ -105,9 +105,9 @@ def run_trial(config: Mapping[str, Any], terms: Terms, pools: Mapping[str, Pool]
     except RaypflError as error:
         record("failed", f"{type(error).__name__}: {error}")
     except Exception as error:
-        with folder.run(label).log.open("a") as log:
-            traceback.print_exc(file=log)
-        record("failed", f"{type(error).__name__}: {error} (see {folder.run(label).log})")
+        path = folder.path / label / "error.log"
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        record("failed", f"{type(error).__name__}: {error} (see {path})")
 
 
 _DESK: list[Workshop] = []

@@ -1,4 +1,4 @@
-"""One crew of actors for all tests: starting them takes seconds."""
+"""Crews of actors on the cluster of all tests: starting them takes seconds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ray_nodes import NODE_CPUS, Nodes
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
+
+
+@pytest.fixture
+def on_two_nodes(nodes: Nodes) -> Iterator[Crew]:
+    """A host on each of two nodes that they have for themselves, and a hub on any."""
+    from raypfl.engine.placement import Placement
+    from raypfl.engine.ray import Crew
+
+    try:
+        nodes.beside_the_head(2)
+    except Exception as error:
+        pytest.skip(f"needs several Ray nodes on this machine, which do not start: {error}")
+    with closing(Crew(Placement(2, host_cpus=NODE_CPUS, host_gpus=0, server_cpus=0, server_gpus=0))) as crew:
+        crew.complete()
+        pids = crew.processes()
+        assert nodes.of(pids["host-0"]) is not nodes.of(pids["host-1"])
+        yield crew
 
 
 @pytest.fixture(scope="session")
