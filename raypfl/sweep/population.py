@@ -83,14 +83,16 @@ class Member:
             config: the run's; its keys do not change in here.
             interval: rounds of a segment.
             work: runs a configuration to its last round.
-            report: told the round after each segment; may end the function.
+            report: told the round after each segment but the last; may end the function.
         """
         latest = checkpoints.latest(self._folder / CHECKPOINTS)
         done = 0 if latest is None else checkpoints.round_of(latest)
         keep = config.checkpoint.model_copy(update={"keep": KEEP_ALL})
         for end in segments(done, config.rounds, interval):
             work(config.model_copy(update={"rounds": end, "checkpoint": keep}))
-            report(end, _checkpoint(Note(self._label, _taken_over(self._folder), end)))
+            # After the last round nothing goes on from anywhere.
+            if end < config.rounds:
+                report(end, _checkpoint(Note(self._label, _taken_over(self._folder), end)))
 
     def _record(self, round: int, origin: str) -> None:
         """Add what holds from a round on."""

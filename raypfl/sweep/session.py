@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
 from pydantic import JsonValue
 
 from raypfl import data
 from raypfl.configuration import check_imports, parse_overrides
 from raypfl.console import Console
 from raypfl.data import Pool
-from raypfl.engine.placement import Node, connected
+from raypfl.engine.placement import Node, connected, nodes_alive
 from raypfl.engine.planning import nodes_of, settle
 from raypfl.engine.world import World
 from raypfl.errors import StorageError
@@ -162,7 +163,9 @@ class Sweep:
         Raises:
             RaypflError: data are missing, a method does not fit its settings, or a trial asks for too much.
         """
-        self._nodes = nodes_of(self.address) if nodes is None else nodes
+        if nodes is None:
+            nodes = nodes_alive() if ray.is_initialized() else nodes_of(self.address)
+        self._nodes = nodes
         for trial in one_of_each_kind(self.examples).values():
             world = self.world(trial.config)
             if trial.config.engine.name == "local":

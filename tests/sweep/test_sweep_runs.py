@@ -160,22 +160,27 @@ def test_an_interrupted_trial_continues_from_its_checkpoint_to_the_same_bits(tmp
     assert_same_run(trial, tmp_path / "whole" / "s" / "tau0.5-seed3", "diversifed")
 
 
-def test_asha_ends_trials_early_and_hears_of_them_again_when_resumed(tmp_path: Path) -> None:
+def test_asha_ends_trials_early_and_hears_of_the_past_when_resumed(tmp_path: Path) -> None:
     keys: dict[str, Any] = {
-        # Good rates first: whoever comes later is compared with them.
-        "space": {"training.optimizer.lr": [0.1, 0.05, 0.0001, 0.0002]},
-        "scheduler": {"name": "asha", "grace": 1, "reduction": 2},
+        # A good rate first: whoever comes later is compared with it.
+        "space": {"training.optimizer.lr": [0.1, 0.0001, 0.0002]},
+        "set": {"training.epochs": 5, "partition.train_size": 40},
+        "scheduler": {"name": "asha", "grace": 2, "reduction": 2},
     }
     sweep(tmp_path, "concurrency=1", **keys)
     rows = table(tmp_path).set_index("config.training.optimizer.lr")
-    assert rows.status[0.1] == "finished"
-    assert "stopped" in set(rows.status[[0.0001, 0.0002]])
-    assert (rows[rows.status == "stopped"].rounds < 4).all()
+    assert list(rows.status) == ["finished", "stopped", "stopped"]
+    assert list(rows.rounds) == [4, 2, 2]
+    assert (rows.seconds > 0).all()
     console = Lines()
     sweep(tmp_path, resume=True, console=console, **keys)
-    assert any("complete" in line for line in console.lines)
+    assert any("complete, 3 trials" in line for line in console.lines)
+    # Begun again, with the others' scores known: it is ended again.
+    (tmp_path / "s" / rows.trial[0.0002] / "trial.json").unlink()
+    sweep(tmp_path, resume=True, **keys)
     again = table(tmp_path).set_index("config.training.optimizer.lr")
-    assert again.status.equals(rows.status)
+    assert list(again.status) == ["finished", "stopped", "stopped"]
+    assert list(again.rounds) == [4, 2, 2]
 
 
 def test_trials_with_actors_have_them_to_themselves(tmp_path: Path) -> None:
