@@ -24,14 +24,14 @@ from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import torch
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from raypfl.errors import CheckpointError
 from raypfl.records.files import replacing, storage_errors, sync, write_text
-from raypfl.records.manifest import Manifest, Part
+from raypfl.records.manifest import Manifest, Part, config_hash
 from raypfl.records.storage import Place, Remote
 
 HUB = "hub"
@@ -141,6 +141,39 @@ def latest(checkpoints: Place) -> Place | None:
     """The newest committed checkpoint, or None."""
     with storage_errors(checkpoints, "read"):
         return max(_committed(checkpoints), key=str, default=None)
+
+
+def round_of(folder: Place) -> int:
+    """The round of a committed checkpoint."""
+    return int(folder.name.removeprefix("round-"))
+
+
+def copy(checkpoints: Path, round: int, to: Path, config: Mapping[str, JsonValue]) -> Place:
+    """Copy the checkpoint of a round into another run's folder, for a configuration of other numbers.
+
+    Args:
+        checkpoints: the folder that has it, on a file system that is mounted, as `to`.
+        round: its round.
+        to: the other folder of checkpoints; made if it is not there.
+        config: the complete resolved configuration to go on with; parts and their rows are taken as they are.
+
+    Returns:
+        The copy.
+
+    Raises:
+        CheckpointError: it is not there, or damaged.
+        StorageError: it cannot be written.
+    """
+    source = checkpoints / _name(round)
+    manifest = read_manifest(source)
+    building = begin(to, round)
+    with storage_errors(building):
+        for part in manifest.parts:
+            copied = to / building.name / part.file
+            shutil.copyfile(source / part.file, copied)
+            sync(copied)
+    changed = manifest.model_copy(update={"config": dict(config), "config_sha256": config_hash(config)})
+    return commit(building, changed, manifest.parts)
 
 
 def prune(checkpoints: Place, keep: int) -> None:
