@@ -109,7 +109,7 @@ def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     """The round of the last checkpoint, and every tensor in it by name."""
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
-    hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
+    hub = checkpoints.read_hub(folder, METHODS[method].hub_type, METHODS[method].columns)
     rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), stored_type(METHODS[method].state_type))
     named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
     named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}

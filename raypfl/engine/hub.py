@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from raypfl.algebra.columns import Held, NoSums, Shard, holding
+from raypfl.engine.columns import chunks, compact, cut, widened, widths
 from raypfl.engine.host import Upload, Work, columns_of
 from raypfl.engine.messages import stack, take, trim
 from raypfl.engine.own_pace import OwnPace
 from raypfl.engine.pace import Due, InTurn, Together
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
+from raypfl.methods import Message, Plan
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
 
@@ -45,18 +49,35 @@ class Closing(NamedTuple):
     """How long it took in virtual time, and for whom."""
 
 
+class _Widths(NamedTuple):
+    """Columns of all servers together."""
+
+    summed: int
+    """Of the rows that are summed over: the widest that the server keeps."""
+    sent: dict[str, int]
+    """Of what is sent to participants, by field."""
+
+
+WHOLE = Shard()
+"""All columns in one place."""
+
+
 class Hub:
     """Owns the server's state of one run.
 
     Args:
         world: the run.
         dealt: the client ids that live on each host.
+        shard: the part of the columns that is held here, where several servers hold them together.
     """
 
-    def __init__(self, world: World, dealt: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self, world: World, dealt: Sequence[Tensor], device: torch.device, shard: Shard = WHOLE
+    ) -> None:
         self.world, self.dealt, self.device = world, dealt, device
         self.net, self.method = world.network(device), world.method()
         self.clients = world.clients(device)
+        self.shard, self.columns = shard, self.method.columns
         clock = world.config.clock
         self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
         self.restore(None)
@@ -65,24 +86,53 @@ class Hub:
         """Go back to a checkpoint, or to the state before the first round."""
         if checkpoint is None:
             self.hub = self.method.init_hub(self.net, self.clients)
+            if self.shard != WHOLE:
+                self._whole = self._widths(self.hub)
+                self.hub = compact(cut(self.hub, self.columns, self.shard), self.columns)
         else:
-            rows = checkpoints.read_hub(checkpoint, self.method.hub_type)
+            rows = checkpoints.read_hub(checkpoint, self.method.hub_type, self.columns, self.shard)
             self.hub = type(rows)(*(field.to(self.device) for field in rows))
+        self._storage_is_ours = False
         self.pace = self._new_pace()
         if checkpoint is not None and self.timing is not None:
             self.pace.load(checkpoints.read_clock(checkpoint))
 
     def save(self, building: Path) -> list[Part]:
         """Write the server's part of a checkpoint, and that of the clock if there is one."""
-        parts = [checkpoints.write_part(building, checkpoints.HUB, self.hub)]
+        parts = [checkpoints.write_hub(building, self.hub, self.shard)]
         if self.timing is not None:
             parts.append(checkpoints.write_clock(building, self.pace.state()))
         return parts
 
     def open(
-        self, round: int, *, train: bool, evaluate_pre: bool, evaluate_post: bool
+        self,
+        round: int,
+        *,
+        train: bool,
+        evaluate_pre: bool,
+        evaluate_post: bool,
+        sums: Sequence[Tensor] = (),
     ) -> tuple[Opening, list[Work]]:
-        """Plan a round, or its next step, and prepare one piece of work a host."""
+        """Plan a round, or its next step, and prepare one piece of work a host.
+
+        Args:
+            round: counts from 1.
+            train: whether hosts are asked to train,
+            evaluate_pre: to evaluate what they receive,
+            evaluate_post: and what they have trained.
+            sums: over the columns of all servers, that this step has asked for so far.
+
+        Raises:
+            SumAsked: it needs another one; open it again with that, too.
+        """
+        if self.shard == WHOLE:
+            return self._open(round, train, evaluate_pre, evaluate_post)
+        with holding(Held(self.shard, self._whole.summed, sums)):
+            return self._open(round, train, evaluate_pre, evaluate_post)
+
+    def _open(
+        self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool
+    ) -> tuple[Opening, list[Work]]:
         begin = time.perf_counter()
         method = self.method
         step = self.pace.step(round, Due(train, evaluate_pre, evaluate_post))
@@ -106,10 +156,50 @@ class Hub:
         plan, up = self.plan.of_senders(), None
         # An evaluation of what was received sends nothing.
         if len(plan.ids) and uploads:
-            up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
-            self.hub = self.method.aggregate(self.net, self.hub, up, plan)
+            up = self._aggregate(uploads, plan)
         stays = self.pace.close(plan, up)
         return Closing(time.perf_counter() - begin, stays)
+
+    def messages(self, plan: Plan, down: Any) -> list[Message]:
+        """The messages that the real system would send, from one server with all columns."""
+        whole = down if self.shard == WHOLE else widened(down, self._whole.sent)
+        return self.method.sent_down(self.net, plan, whole)
+
+    def _aggregate(self, uploads: Sequence[Upload], plan: Plan) -> Any:
+        """Take in what was uploaded; returns it, unless it was too large to be held at once."""
+        method, columns = self.method, self.columns
+        parts = chunks(len(plan.ids), uploads[0].up, columns if self.timing is None else frozenset())
+        if len(parts) == 1:
+            up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
+            with holding(NoSums()) if columns else nullcontext():
+                self.hub = method.aggregate(self.net, self.hub, up, plan)
+            self._storage_is_ours = False
+            return up
+        # Rows of all clients are written where they stand: beside them there is one chunk, not all again.
+        targets = {
+            name: getattr(self.hub, name)
+            if self._storage_is_ours
+            else torch.empty_like(getattr(self.hub, name), memory_format=torch.contiguous_format)
+            for name in widths(self.hub, columns)
+        }
+        for part in parts:
+            up = stack([(upload.ids, cut(upload.up, columns, part)) for upload in uploads], plan.ids)
+            with holding(NoSums()):
+                new = method.aggregate(self.net, cut(self.hub, columns, part), up, plan)
+            for name, target in targets.items():
+                target[..., part.of(target.shape[-1])] = getattr(new, name)
+        self.hub = new._replace(**targets)
+        self._storage_is_ours = True
+        return None
+
+    def _widths(self, start: Any) -> _Widths:
+        """Found by what one client would be sent before the first round."""
+        method, net = self.method, self.net
+        plan = method.plan(net, start, self.clients, 1, self.sample)
+        first = torch.zeros_like(plan.ids, dtype=torch.bool).index_fill_(0, plan.ids.new_tensor([0]), True)
+        down = method.download(net, start, plan.among(first))
+        held = widths(start, self.columns)
+        return _Widths(max(held.values()), widths(down, self.columns))
 
     def sample(self, round: int) -> Tensor:
         """The clients that are selected in a round."""

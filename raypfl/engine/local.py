@@ -10,8 +10,8 @@ from raypfl.data import Pool
 from raypfl.engine.contract import RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost
-from raypfl.engine.hub import Hub
 from raypfl.engine.reports import StepReport, round_report
+from raypfl.engine.sharding import hub_of
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
 
@@ -24,7 +24,7 @@ class LocalEngine:
         self._stack.enter_context(settled_arithmetic(world.config.engine.threads))
         device = training_device(world.config)
         dealt = deal(world, world.config.engine.num_actors or 1)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
+        self.hub = hub_of(world, [ids_of(world, blocks) for blocks in dealt], device)
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
     def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:

@@ -63,7 +63,7 @@ class Together:
         self._selected, self._verdict = plan, None
         down = method.download(hub.net, hub.hub, plan)
         decides = timing is not None and timing.decides and not method.without_server
-        self._messages = method.sent_down(hub.net, plan, down) if due.train or decides else []
+        self._messages = hub.messages(plan, down) if due.train or decides else []
         if decides:
             assert timing is not None
             self._verdict = timing.server(plan, self._messages)

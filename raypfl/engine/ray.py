@@ -8,7 +8,7 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,9 @@ from ray.exceptions import (
     RayActorError,
     RayTaskError,
 )
+from torch import Tensor
 
+from raypfl.algebra.columns import Shard
 from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.dealing import deal, ids_of
@@ -31,7 +33,8 @@ from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.placement import Placement
 from raypfl.engine.reports import StepReport, round_report
-from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
+from raypfl.engine.sharding import add_parts, cut_uploads, join_work, opened_or_asked
+from raypfl.engine.world import World, as_tensor, server_device, settle_arithmetic, training_device
 from raypfl.errors import PlacementError, RaypflError
 from raypfl.records.manifest import Part
 
@@ -57,9 +60,16 @@ class _Host:
         self.device = training_device(world.config)
         self.host = ClientHost(world, blocks, x, y, self.device)
 
-    def work(self, work: Work) -> tuple[Any, Any]:
-        uploads, report = self.host.work(work._replace(down=decode(work.down, self.device)))
-        return [upload._replace(up=encode(upload.up)) for upload in uploads], report
+    def work(self, *parts: Work) -> tuple[Any, ...]:
+        """Of what each server prepared; returns what each gets of the uploads, and the report."""
+        columns = self.host.method.columns
+        work = join_work([own._replace(down=decode(own.down, self.device)) for own in parts], columns)
+        uploads, report = self.host.work(work)
+        shards = [Shard(index, len(parts)) for index in range(len(parts))]
+        return *(
+            [own._replace(up=encode(own.up)) for own in cut_uploads(uploads, columns, shard)]
+            for shard in shards
+        ), report
 
     def save(self, building: Path, name: str) -> Part:
         return self.host.save(building, name)
@@ -76,18 +86,25 @@ class _Hub:
 
     hub: Hub
 
-    def begin(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
-        """Become the hub of this run, at the state before its first round."""
+    def begin(self, world: World, dealt: Sequence[Sequence[int]], shard: Shard) -> None:
+        """Become the hub of this run, or one of several, at the state before its first round."""
         vars(self).pop("hub", None)
         settle_arithmetic(world.config.engine.threads)
         self.device = server_device(world.config)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
+        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device, shard)
 
-    def open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> tuple[Any, ...]:
-        opening, work = self.hub.open(
-            round, train=train, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
-        )
+    def open(self, due: Mapping[str, Any], *sums: np.ndarray) -> tuple[Any, ...]:
+        """The opening and each host's work; or, where a sum is asked for, None, and what is here of it."""
+        found = opened_or_asked(self.hub, [as_tensor(total).to(self.device) for total in sums], **due)
+        if isinstance(found, Tensor):
+            return None, found.cpu().numpy(), *(None for _ in self.hub.dealt[1:])
+        opening, work = found
         return opening, *(own._replace(down=encode(own.down)) for own in work)
+
+    def add(self, *parts: np.ndarray) -> np.ndarray:
+        """A sum of what all hubs contribute."""
+        total: np.ndarray = add_parts([as_tensor(part) for part in parts]).numpy()
+        return total
 
     def close(self, *uploads: Sequence[Upload]) -> Closing:
         return self.hub.close(
@@ -109,14 +126,13 @@ class Crew:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self._hub: Actor | None = None
+        self._hubs: list[Actor | None] = [None] * placement.num_servers
         self._hosts: list[Actor | None] = [None] * placement.num_hosts
 
     @property
-    def hub(self) -> Actor:
-        """The hub; only after `complete`."""
-        assert self._hub is not None
-        return self._hub
+    def hubs(self) -> list[Actor]:
+        """The hub, or several by the columns that they hold; only after `complete`."""
+        return [hub for hub in self._hubs if hub is not None]
 
     @property
     def hosts(self) -> list[Actor]:
@@ -130,8 +146,11 @@ class Crew:
             PlacementError: some do not start. `close` ends the others.
         """
         placement = self.placement
-        if self._hub is None or not _alive(self._hub):
-            self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus)
+        for number, hub in enumerate(self._hubs):
+            if hub is None or not _alive(hub):
+                self._hubs[number] = _start(
+                    _Hub, placement.server_cpus, placement.server_gpus, apart=len(self._hubs) > 1
+                )
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
                 self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
@@ -150,17 +169,18 @@ class Crew:
 
     def processes(self) -> dict[str, int]:
         """Process ids of the actors by name, for those who watch or kill them."""
-        names = ["hub", *(f"host-{number}" for number in range(len(self._hosts)))]
+        others = (f"hub-{number}" for number in range(1, len(self._hubs)))
+        names = ["hub", *others, *(f"host-{number}" for number in range(len(self._hosts)))]
         return dict(zip(names, ray.get([actor.ready.remote() for actor in self._actors()]), strict=True))
 
     def close(self) -> None:
         """End all actors."""
         for actor in self._actors():
             ray.kill(actor)
-        self._hub, self._hosts = None, [None] * len(self._hosts)
+        self._hubs, self._hosts = [None] * len(self._hubs), [None] * len(self._hosts)
 
     def _actors(self) -> list[Actor]:
-        return [actor for actor in (self._hub, *self._hosts) if actor is not None]
+        return [actor for actor in (*self._hubs, *self._hosts) if actor is not None]
 
 
 class RayEngine:
@@ -181,29 +201,24 @@ class RayEngine:
     def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
-            opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
-            done = [
-                host.work.options(num_returns=2).remote(own)
-                for host, own in zip(self._crew.hosts, work, strict=True)
-            ]
-            uploads = [own for own, _ in done]
-            closing = self._crew.hub.close.remote(*uploads)
-            # Hosts first: an error of a client is the one to show, not its echo at the hub.
-            *reports, opened, closed = _results(
-                [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
+            opening, work = self._open(
+                round=round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
             )
-            steps.append(StepReport(opened, reports, closed))
+            uploads, reporting = self._work(work)
+            closing = [
+                hub.close.remote(*own)
+                for hub, own in zip(self._crew.hubs, zip(*uploads, strict=True), strict=True)
+            ]
+            # Hosts first: an error of a client is the one to show, not its echo at the hub.
+            found = _results([*reporting, opening, *closing], unread=_flat(work, uploads))
+            reports, (opened, *closed) = found[: len(reporting)], found[len(reporting) :]
+            steps.append(StepReport(opened, reports, _slowest(closed)))
         return round_report(steps, clock=self._world.config.clock is not None, over_hosts=max)
 
     def evaluate(self, round: int) -> RoundReport:
-        opening, *work = self._open(round + 1, False, True, False)
-        done = [
-            host.work.options(num_returns=2).remote(own)
-            for host, own in zip(self._crew.hosts, work, strict=True)
-        ]
-        *reports, opened = _results(
-            [*(report for _, report in done), opening], unread=[*work, *(uploads for uploads, _ in done)]
-        )
+        opening, work = self._open(round=round + 1, train=False, evaluate_pre=True, evaluate_post=False)
+        uploads, reporting = self._work(work)
+        *reports, opened = _results([*reporting, opening], unread=_flat(work, uploads))
         records = [block for report in reports for block in report.clients]
         evaluating = max(report.evaluation_seconds for report in reports)
         working = max(report.seconds for report in reports)
@@ -213,13 +228,14 @@ class RayEngine:
         where = building.absolute()
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
-        hub, *saved = _results([self._crew.hub.save.remote(where), *parts])
-        return [*hub, *saved]
+        hubs = [hub.save.remote(where) for hub in self._crew.hubs]
+        found = _results([*hubs, *parts])
+        return [*(part for own in found[: len(hubs)] for part in own), *found[len(hubs) :]]
 
     def restore(self, checkpoint: Path | None) -> None:
         self._begin()
         if checkpoint is not None:
-            actors = (self._crew.hub, *self._crew.hosts)
+            actors = (*self._crew.hubs, *self._crew.hosts)
             _results([actor.restore.remote(checkpoint.absolute()) for actor in actors])
 
     def close(self) -> None:
@@ -227,16 +243,34 @@ class RayEngine:
 
     def _begin(self) -> None:
         self._crew.complete()
-        begun = [self._crew.hub.begin.remote(self._world, self._dealt)]
+        hubs = self._crew.hubs
+        begun = [
+            hub.begin.remote(self._world, self._dealt, Shard(index, len(hubs)))
+            for index, hub in enumerate(hubs)
+        ]
         for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
             begun.append(host.begin.remote(self._world, blocks, *self._pool))
         _results(begun)
 
-    def _open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> list[Any]:
-        refs: list[Any] = self._crew.hub.open.options(num_returns=1 + len(self._dealt)).remote(
-            round, train, evaluate_pre, evaluate_post
-        )
-        return refs
+    def _open(self, **due: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+        """References to what a step opens with, and by host to its work from every hub."""
+        hubs, sums = self._crew.hubs, list[Any]()
+        while True:
+            opened = [hub.open.options(num_returns=1 + len(self._dealt)).remote(due, *sums) for hub in hubs]
+            (opening, *_), *_ = opened
+            work = list(zip(*(own[1:] for own in opened), strict=True))
+            # One hub has all columns, and asks nothing.
+            if len(hubs) == 1 or _results([own[0] for own in opened], unread=_flat(work))[0] is not None:
+                return opening, work
+            sums.append(hubs[0].add.remote(*work[0]))
+
+    def _work(self, work: Sequence[tuple[Any, ...]]) -> tuple[list[list[Any]], list[Any]]:
+        """References by host to what every hub gets of its uploads, and to its report."""
+        done = [
+            host.work.options(num_returns=len(own) + 1).remote(*own)
+            for host, own in zip(self._crew.hosts, work, strict=True)
+        ]
+        return [own[:-1] for own in done], [own[-1] for own in done]
 
 
 def share(pool: Pool) -> tuple[Any, Any]:
@@ -250,9 +284,12 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: type, cpus: float, gpus: float) -> Actor:
+def _start(kind: type, cpus: float, gpus: float, *, apart: bool = False) -> Actor:
     remote: Any = ray.remote(kind)
-    actor: Actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"} if apart else {}
+    actor: Actor = remote.options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **options
+    ).remote()
     return actor
 
 
@@ -292,6 +329,15 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
     except LOST as error:
         _claim([*calls, *unread])
         raise HostsLost(str(error)) from None
+
+
+def _flat(*references: Sequence[Sequence[Any]]) -> list[Any]:
+    return [one for by_host in references for own in by_host for one in own]
+
+
+def _slowest(closed: Sequence[Closing]) -> Closing:
+    """Of the hubs of one run, which close a step at the same time."""
+    return closed[0]._replace(seconds=max(own.seconds for own in closed))
 
 
 def _claim(calls: Sequence[Any]) -> None:
