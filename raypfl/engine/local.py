@@ -47,7 +47,8 @@ class LocalEngine:
         return RoundReport(records, [], {}, 0, opening.seconds, evaluating, working)
 
     def save(self, building: Path) -> Sequence[Part]:
-        parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]
+        hosts = enumerate(self.hosts)
+        parts = [part for number, host in hosts for part in host.save(building, f"state-{number:03d}")]
         return [*self.hub.save(building), *parts]
 
     def restore(self, checkpoint: Path | None) -> None:

@@ -8,7 +8,7 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,6 +43,9 @@ Actor: TypeAlias = "ActorHandle[Any]"
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError)
 """What Ray raises when an actor, its node, or a message that only they held is gone."""
 
+OUTBOX_BYTES = 2**26
+"""Uploads that a host holds in its own memory before they go to the object store."""
+
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
 
@@ -64,14 +67,11 @@ class _Host:
         """Of what each server prepared; returns what each gets of the uploads, and the report."""
         columns = self.host.method.columns
         work = join_work([own._replace(down=decode(own.down, self.device)) for own in parts], columns)
-        uploads, report = self.host.work(work)
-        shards = [Shard(index, len(parts)) for index in range(len(parts))]
-        return *(
-            [own._replace(up=encode(own.up)) for own in cut_uploads(uploads, columns, shard)]
-            for shard in shards
-        ), report
+        outbox = _Outbox(columns, len(parts))
+        _, report = self.host.work(work, outbox.put)
+        return *outbox.mail, report
 
-    def save(self, building: Path, name: str) -> Part:
+    def save(self, building: Path, name: str) -> list[Part]:
         return self.host.save(building, name)
 
     def restore(self, checkpoint: Path | None) -> None:
@@ -79,6 +79,32 @@ class _Host:
 
     def ready(self) -> int:
         return os.getpid()
+
+
+class _Outbox:
+    """A host's uploads on their way to the hubs: much goes to the object store while the host works on."""
+
+    def __init__(self, columns: frozenset[str], num_hubs: int) -> None:
+        self._columns = columns
+        self._shards = [Shard(index, num_hubs) for index in range(num_hubs)]
+        self._bytes = 0
+        self.mail: list[list[Any]] = [[] for _ in self._shards]
+        """For each hub: references to lists of uploads, and last the uploads that are not in the store."""
+
+    def put(self, upload: Upload) -> None:
+        for mail, shard in zip(self.mail, self._shards, strict=True):
+            mail += [own._replace(up=encode(own.up)) for own in cut_uploads([upload], self._columns, shard)]
+        self._bytes += sum(field.nbytes for field in upload.up)
+        if self._bytes > OUTBOX_BYTES:
+            for mail in self.mail:
+                sent = [one for one in mail if isinstance(one, ray.ObjectRef)]
+                mail[:] = [*sent, ray.put(mail[len(sent) :])]
+            self._bytes = 0
+
+
+def _received(mail: Sequence[Any]) -> Iterator[Upload]:
+    for one in mail:
+        yield from ray.get(one) if isinstance(one, ray.ObjectRef) else [one]
 
 
 class _Hub:
@@ -106,9 +132,14 @@ class _Hub:
         total: np.ndarray = add_parts([as_tensor(part) for part in parts]).numpy()
         return total
 
-    def close(self, *uploads: Sequence[Upload]) -> Closing:
+    def close(self, *uploads: Sequence[Any]) -> Closing:
+        """Take in every host's mail."""
         return self.hub.close(
-            [upload._replace(up=decode(upload.up, self.device)) for own in uploads for upload in own]
+            [
+                upload._replace(up=decode(upload.up, self.device))
+                for mail in uploads
+                for upload in _received(mail)
+            ]
         )
 
     def save(self, building: Path) -> list[Part]:
@@ -229,8 +260,7 @@ class RayEngine:
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
         hubs = [hub.save.remote(where) for hub in self._crew.hubs]
-        found = _results([*hubs, *parts])
-        return [*(part for own in found[: len(hubs)] for part in own), *found[len(hubs) :]]
+        return [part for own in _results([*hubs, *parts]) for part in own]
 
     def restore(self, checkpoint: Path | None) -> None:
         self._begin()
