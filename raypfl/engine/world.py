@@ -122,6 +122,8 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     )
     cpu = torch.device("cpu")
     _check_norms(config)
+    if config.training.augment is not None:
+        config.training.augment.check(input_shape)
     world.method().check(world.network(cpu), world.clients(cpu), config.training)
     check_clock(world)
     _check_sharding(config, world.network(cpu).num_weights)
