@@ -177,14 +177,14 @@ class Crew:
             PlacementError: some do not start. `close` ends the others.
         """
         placement = self.placement
+        # Several hubs are there because one node has no room for them.
+        seat = {"scheduling_strategy": "SPREAD"} if len(self._hubs) > 1 else {}
         for number, hub in enumerate(self._hubs):
             if hub is None or not _alive(hub):
-                self._hubs[number] = _start(
-                    _Hub, placement.server_cpus, placement.server_gpus, apart=len(self._hubs) > 1
-                )
+                self._hubs[number] = _start(_Hub, placement.server_cpus, placement.server_gpus, seat)
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
-                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
+                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus, {})
         waiting = [actor.ready.remote() for actor in self._actors()]
         ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
         if late:
@@ -273,13 +273,12 @@ class RayEngine:
 
     def _begin(self) -> None:
         self._crew.complete()
-        hubs = self._crew.hubs
+        hubs, world = self._crew.hubs, ray.put(self._world)
         begun = [
-            hub.begin.remote(self._world, self._dealt, Shard(index, len(hubs)))
-            for index, hub in enumerate(hubs)
+            hub.begin.remote(world, self._dealt, Shard(index, len(hubs))) for index, hub in enumerate(hubs)
         ]
         for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
-            begun.append(host.begin.remote(self._world, blocks, *self._pool))
+            begun.append(host.begin.remote(world, blocks, *self._pool))
         _results(begun)
 
     def _open(self, **due: Any) -> tuple[Any, list[tuple[Any, ...]]]:
@@ -314,11 +313,10 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: type, cpus: float, gpus: float, *, apart: bool = False) -> Actor:
+def _start(kind: type, cpus: float, gpus: float, seat: Mapping[str, Any]) -> Actor:
     remote: Any = ray.remote(kind)
-    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"} if apart else {}
     actor: Actor = remote.options(
-        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **options
+        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **seat
     ).remote()
     return actor
 
