@@ -59,10 +59,19 @@ def widened(message: RowsT, widths: dict[str, int]) -> RowsT:
     )
 
 
-def chunks(rows: int, message: tuple[Tensor, ...], columns: frozenset[str]) -> list[Chunk]:
-    """The parts that so many rows like those of a message are best worked off in, so that none is large."""
-    entries = rows * sum(prod(field.shape[1:]) for field in message)
-    widest = max(widths(message, columns).values(), default=0)
+def chunks(
+    hub: tuple[Tensor, ...], up: tuple[Tensor, ...], rows: int, columns: frozenset[str]
+) -> list[Chunk]:
+    """The parts that a server's state and uploads are best worked off in, so that none is large.
+
+    Args:
+        hub: the state.
+        up: one of the uploads.
+        rows: of all uploads.
+        columns: fields that are cut by columns; without any there is one part.
+    """
+    entries = max(sum(field.numel() for field in hub), rows * sum(prod(field.shape[1:]) for field in up))
+    widest = max(widths(up, columns).values(), default=0)
     count = max(1, min(-(-entries // CHUNK_ENTRIES), len(list(column_blocks(widest)))))
     return [Chunk(Shard(index, count)) for index in range(count)]
 

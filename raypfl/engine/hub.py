@@ -168,7 +168,8 @@ class Hub:
     def _aggregate(self, uploads: Sequence[Upload], plan: Plan) -> Any:
         """Take in what was uploaded; returns it, unless it was too large to be held at once."""
         method, columns = self.method, self.columns
-        parts = chunks(len(plan.ids), uploads[0].up, columns if self.timing is None else frozenset())
+        alone = columns if self.timing is None else frozenset[str]()
+        parts = chunks(self.hub, uploads[0].up, len(plan.ids), alone)
         if len(parts) == 1:
             up = stack([(upload.ids, upload.up) for upload in uploads], plan.ids)
             with holding(NoSums()) if columns else nullcontext():

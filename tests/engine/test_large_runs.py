@@ -9,6 +9,7 @@ import torch
 from small_runs import assert_same_run, drive, small_world
 
 import raypfl
+from raypfl.algebra import columns as algebra
 from raypfl.engine import columns, host, memory
 from raypfl.engine import ray as ray_engine
 from raypfl.engine.host import Upload
@@ -25,6 +26,7 @@ def test_pieces_give_the_bits_of_the_whole(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints in a part a block, uploads a few columns at a time; then restored from those parts."""
+    monkeypatch.setattr(algebra, "COLUMN_BLOCK", 64)
     world, pool = small_world(*OPTIONS, method=method)
     whole = drive(world, LocalEngine(world, pool), tmp_path / "whole")
     monkeypatch.setattr(host, "PART_BYTES", 1)
