@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.columns import column_blocks, sum_over_columns
+from raypfl.algebra.phases import phase
 
 
+@phase("distances")
 def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tensor:
     """Distance of every row to the row of another matrix beside it: float64 `[K]`.
 
@@ -40,11 +42,13 @@ def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tenso
     return total_K.sqrt_() if order == 2 else total_K
 
 
+@phase("distances")
 def row_norms(w_KP: Tensor) -> Tensor:
     """Euclidean norm of every row: float64 `[K]`."""
     return row_distances(w_KP, w_KP.new_zeros(1, 1).expand(1, w_KP.shape[1]))
 
 
+@phase("distances")
 def all_rows_equal(w_KP: Tensor) -> bool:
     """Whether every model is bitwise the first one (a common start, or a single model)."""
 
@@ -57,6 +61,7 @@ def all_rows_equal(w_KP: Tensor) -> bool:
     return not sum_over_columns(w_KP.shape[1], differ)
 
 
+@phase("distances")
 def pairwise_distances(w_KP: Tensor) -> Tensor:
     """Euclidean distances between all rows: float64 `[K, K]`, symmetric with a zero diagonal."""
     gram_KK = _gram(w_KP, centred=True)
@@ -67,6 +72,7 @@ def pairwise_distances(w_KP: Tensor) -> Tensor:
     return torch.maximum(squared_KK, squared_KK.T).sqrt_()
 
 
+@phase("distances")
 def pairwise_similarities(w_KP: Tensor) -> Tensor:
     """Cosine of the angle between all rows, not centred: float64 `[K, K]`; 0 where a row is zero."""
     gram_KK = _gram(w_KP, centred=False)

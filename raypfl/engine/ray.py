@@ -7,149 +7,53 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
     OutOfMemoryError,
     RayActorError,
     RayTaskError,
 )
-from torch import Tensor
 
 from raypfl.algebra.columns import Shard
 from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
-from raypfl.engine.dealing import deal, ids_of
-from raypfl.engine.host import ClientHost, Upload, Work
-from raypfl.engine.hub import Closing, Hub
-from raypfl.engine.messages import decode, encode
-from raypfl.engine.placement import Placement
+from raypfl.engine.dealing import deal
+from raypfl.engine.host import without
+from raypfl.engine.hub import Closing
+from raypfl.engine.placement import Placement, fewer, nodes_alive
+from raypfl.engine.ray_actors import HostActor, HubActor
 from raypfl.engine.reports import StepReport, round_report
-from raypfl.engine.sharding import add_parts, cut_uploads, join_work, opened_or_asked
-from raypfl.engine.world import World, as_tensor, server_device, settle_arithmetic, training_device
-from raypfl.errors import PlacementError, RaypflError
+from raypfl.engine.world import World
+from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place, place
 
 Actor: TypeAlias = "ActorHandle[Any]"
 
-LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError)
+FULL = (ObjectStoreFullError, OutOfDiskError)
+"""What Ray raises when a message fits neither a node's object store nor the disk that it spills to."""
+
+LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, *FULL)
 """What Ray raises when an actor, its node, or a message that only they held is gone."""
 
-OUTBOX_BYTES = 2**26
-"""Uploads that a host holds in its own memory before they go to the object store."""
+ANSWER_SECONDS = 10.0
+"""How long a host may take to say what it is doing; longer where the deadline is."""
+
+LOOK_SECONDS = 2.0
+"""How often it is looked whether late actors still have a node to start on."""
 
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
-
-
-class _Host:
-    """A client host as an actor; serves one run after another."""
-
-    host: ClientHost
-
-    def begin(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray) -> None:
-        """Become a host of this run, at the state before its first round."""
-        # The rows of the run before go first: those of two runs may not fit.
-        vars(self).pop("host", None)
-        settle_arithmetic(world.config.engine.threads)
-        self.device = training_device(world.config)
-        self.host = ClientHost(world, blocks, x, y, self.device)
-
-    def work(self, *parts: Work) -> tuple[Any, ...]:
-        """Of what each server prepared; returns what each gets of the uploads, and the report."""
-        columns = self.host.method.columns
-        work = join_work([own._replace(down=decode(own.down, self.device)) for own in parts], columns)
-        outbox = _Outbox(columns, len(parts))
-        _, report = self.host.work(work, outbox.put)
-        return *outbox.mail, report
-
-    def save(self, building: Path, name: str) -> list[Part]:
-        return self.host.save(building, name)
-
-    def restore(self, checkpoint: Path | None) -> None:
-        self.host.restore(checkpoint)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-
-class _Outbox:
-    """A host's uploads on their way to the hubs: much goes to the object store while the host works on."""
-
-    def __init__(self, columns: frozenset[str], num_hubs: int) -> None:
-        self._columns = columns
-        self._shards = [Shard(index, num_hubs) for index in range(num_hubs)]
-        self._bytes = 0
-        self.mail: list[list[Any]] = [[] for _ in self._shards]
-        """For each hub: references to lists of uploads, and last the uploads that are not in the store."""
-
-    def put(self, upload: Upload) -> None:
-        for mail, shard in zip(self.mail, self._shards, strict=True):
-            mail += [own._replace(up=encode(own.up)) for own in cut_uploads([upload], self._columns, shard)]
-        self._bytes += sum(field.nbytes for field in upload.up)
-        if self._bytes > OUTBOX_BYTES:
-            for mail in self.mail:
-                sent = [one for one in mail if isinstance(one, ray.ObjectRef)]
-                mail[:] = [*sent, ray.put(mail[len(sent) :])]
-            self._bytes = 0
-
-
-def _received(mail: Sequence[Any]) -> Iterator[Upload]:
-    for one in mail:
-        yield from ray.get(one) if isinstance(one, ray.ObjectRef) else [one]
-
-
-class _Hub:
-    """The hub as an actor; serves one run after another."""
-
-    hub: Hub
-
-    def begin(self, world: World, dealt: Sequence[Sequence[int]], shard: Shard) -> None:
-        """Become the hub of this run, or one of several, at the state before its first round."""
-        vars(self).pop("hub", None)
-        settle_arithmetic(world.config.engine.threads)
-        self.device = server_device(world.config)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device, shard)
-
-    def open(self, due: Mapping[str, Any], *sums: np.ndarray) -> tuple[Any, ...]:
-        """The opening and each host's work; or, where a sum is asked for, None, and what is here of it."""
-        found = opened_or_asked(self.hub, [as_tensor(total).to(self.device) for total in sums], **due)
-        if isinstance(found, Tensor):
-            return None, found.cpu().numpy(), *(None for _ in self.hub.dealt[1:])
-        opening, work = found
-        return opening, *(own._replace(down=encode(own.down)) for own in work)
-
-    def add(self, *parts: np.ndarray) -> np.ndarray:
-        """A sum of what all hubs contribute."""
-        total: np.ndarray = add_parts([as_tensor(part) for part in parts]).numpy()
-        return total
-
-    def close(self, *uploads: Sequence[Any]) -> Closing:
-        """Take in every host's mail."""
-        return self.hub.close(
-            [
-                upload._replace(up=decode(upload.up, self.device))
-                for mail in uploads
-                for upload in _received(mail)
-            ]
-        )
-
-    def save(self, building: Path) -> list[Part]:
-        return self.hub.save(building)
-
-    def restore(self, checkpoint: Path | None) -> None:
-        self.hub.restore(checkpoint)
-
-    def ready(self) -> int:
-        return os.getpid()
 
 
 class Crew:
@@ -170,8 +74,11 @@ class Crew:
         """The hosts, in the order of what is dealt to them; only after `complete`."""
         return [host for host in self._hosts if host is not None]
 
-    def complete(self) -> None:
+    def complete(self, *, after_loss: bool = False) -> None:
         """Start the actors that are not alive, and wait until every one answers.
+
+        Args:
+            after_loss: nodes may be gone; then there are fewer hosts, if the others have no room for all.
 
         Raises:
             PlacementError: some do not start. `close` ends the others.
@@ -181,20 +88,25 @@ class Crew:
         seat = {"scheduling_strategy": "SPREAD"} if len(self._hubs) > 1 else {}
         for number, hub in enumerate(self._hubs):
             if hub is None or not _alive(hub):
-                self._hubs[number] = _start(_Hub, placement.server_cpus, placement.server_gpus, seat)
+                self._hubs[number] = _start(HubActor, placement.server_cpus, placement.server_gpus, seat)
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
-                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus, {})
-        waiting = [actor.ready.remote() for actor in self._actors()]
-        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
-        if late:
-            raise PlacementError(
-                f"{len(late)} of {len(waiting)} actors did not start within {START_SECONDS:g} s. The run "
-                f"asks for {placement.request()}; free are {_free()}. Another job may hold the "
-                "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
-            )
+                self._hosts[number] = _start(HostActor, placement.host_cpus, placement.host_gpus, {})
+        answers = {actor: actor.ready.remote() for actor in self._actors()}
+        end = time.monotonic() + START_SECONDS
+        while late := self._late(answers, min(LOOK_SECONDS, end - time.monotonic())):
+            if after_loss:
+                # A dead node is on the list for some seconds, so one look is not enough.
+                self._do_without(late)
+                answers = {actor: answers[actor] for actor in self._actors()}
+            if time.monotonic() >= end:
+                raise PlacementError(
+                    f"{len(late)} of {len(answers)} actors did not start within {START_SECONDS:g} s. The run "
+                    f"asks for {self.placement.request()}; free are {_free()}. Another job may hold the "
+                    "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
+                )
         try:
-            ray.get(ready)
+            ray.get(list(answers.values()))
         except LOST as error:
             raise PlacementError(f"an actor died while it started: {error}") from None
 
@@ -209,6 +121,19 @@ class Crew:
         for actor in self._actors():
             ray.kill(actor)
         self._hubs, self._hosts = [None] * len(self._hubs), [None] * len(self._hosts)
+
+    def _late(self, answers: Mapping[Actor, Any], seconds: float) -> list[Actor]:
+        """Those who have not answered when the time is up."""
+        done, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=max(0.0, seconds))
+        return [actor for actor, answer in answers.items() if answer not in done]
+
+    def _do_without(self, late: Sequence[Actor]) -> None:
+        """Give up late hosts that no node has room for any more."""
+        self.placement = fewer(self.placement, nodes_alive())
+        for host in late:
+            if len(self._hosts) > self.placement.num_hosts and host in self._hosts:
+                self._hosts.remove(host)
+                ray.kill(host)
 
     def _actors(self) -> list[Actor]:
         return [actor for actor in (*self._hubs, *self._hosts) if actor is not None]
@@ -226,20 +151,26 @@ class RayEngine:
             crew: actors that no other run uses now; whoever made it closes it.
         """
         self._world, self._pool, self._crew = world, pool, crew
-        self._dealt = deal(world, crew.placement.num_hosts)
         self._begin()
 
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+    def round(
+        self, round: int, *, evaluate_pre: bool, evaluate_post: bool, away: Collection[int] = ()
+    ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
             opening, work = self._open(
-                round=round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+                round=round,
+                train=True,
+                evaluate_pre=evaluate_pre,
+                evaluate_post=evaluate_post,
+                away=away,
             )
             uploads, reporting = self._work(work)
             closing = [
                 hub.close.remote(*own)
                 for hub, own in zip(self._crew.hubs, zip(*uploads, strict=True), strict=True)
             ]
+            self._watch(round, reporting, [opening, *closing, *_flat(work, uploads)])
             # Hosts first: an error of a client is the one to show, not its echo at the hub.
             found = _results([*reporting, opening, *closing], unread=_flat(work, uploads))
             reports, (opened, *closed) = found[: len(reporting)], found[len(reporting) :]
@@ -249,30 +180,32 @@ class RayEngine:
     def evaluate(self, round: int) -> RoundReport:
         opening, work = self._open(round=round + 1, train=False, evaluate_pre=True, evaluate_post=False)
         uploads, reporting = self._work(work)
+        self._watch(round, reporting, [opening, *_flat(work, uploads)])
         *reports, opened = _results([*reporting, opening], unread=_flat(work, uploads))
         records = [block for report in reports for block in report.clients]
         evaluating = max(report.evaluation_seconds for report in reports)
         working = max(report.seconds for report in reports)
         return RoundReport(records, [], {}, 0, opened.seconds, evaluating, working)
 
-    def save(self, building: Path) -> Sequence[Part]:
-        where = building.absolute()
+    def save(self, building: Place) -> Sequence[Part]:
+        where = place(building)
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
         hubs = [hub.save.remote(where) for hub in self._crew.hubs]
         return [part for own in _results([*hubs, *parts]) for part in own]
 
-    def restore(self, checkpoint: Path | None) -> None:
-        self._begin()
+    def restore(self, checkpoint: Place | None) -> None:
+        self._begin(after_loss=True)
         if checkpoint is not None:
             actors = (*self._crew.hubs, *self._crew.hosts)
-            _results([actor.restore.remote(checkpoint.absolute()) for actor in actors])
+            _results([actor.restore.remote(place(checkpoint)) for actor in actors])
 
     def close(self) -> None:
         """The actors belong to the crew, and wait for its next run."""
 
-    def _begin(self) -> None:
-        self._crew.complete()
+    def _begin(self, *, after_loss: bool = False) -> None:
+        self._crew.complete(after_loss=after_loss)
+        self._dealt = deal(self._world, len(self._crew.hosts))
         hubs, world = self._crew.hubs, ray.put(self._world)
         begun = [
             hub.begin.remote(world, self._dealt, Shard(index, len(hubs))) for index, hub in enumerate(hubs)
@@ -301,10 +234,39 @@ class RayEngine:
         ]
         return [own[:-1] for own in done], [own[-1] for own in done]
 
+    def _watch(self, round: int, reports: Sequence[Any], others: Sequence[Any]) -> None:
+        """Wait until all hosts are done, or one is at the same clients for longer than the deadline.
+
+        Raises:
+            ClientError: that host, which is ended, was hanging.
+        """
+        deadline = self._world.config.faults.deadline
+        waiting = {} if deadline is None else dict(zip(reports, self._crew.hosts, strict=True))
+        while waiting:
+            assert deadline is not None
+            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=min(deadline / 4, 1.0))
+            for report in done:
+                del waiting[report]
+            for host in waiting.values():
+                hung = _hung(host, deadline, f"method {self._world.config.method.name}, round {round}")
+                if hung is not None:
+                    # Those that still work, too: another may hang, and what they do is for nothing.
+                    for working in waiting.values():
+                        ray.kill(working)
+                    _claim([*reports, *others])
+                    raise hung
+
 
 def share(pool: Pool) -> tuple[Any, Any]:
-    """Put the data set into the object store, once for all hosts of a node."""
-    return ray.put(pool.x), ray.put(pool.y)
+    """Put the data set into the object store, once for all hosts of a node.
+
+    Raises:
+        PlacementError: it does not fit.
+    """
+    try:
+        return ray.put(pool.x), ray.put(pool.y)
+    except FULL as error:
+        raise PlacementError(f"the data set, {pool.x.nbytes} bytes: {_lost(error)}") from None
 
 
 def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
@@ -313,8 +275,9 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: type, cpus: float, gpus: float, seat: Mapping[str, Any]) -> Actor:
-    remote: Any = ray.remote(kind)
+def _start(kind: Any, cpus: float, gpus: float, seat: Mapping[str, Any]) -> Actor:
+    made: Any = ray.remote  # its types do not know concurrency_groups
+    remote = made(concurrency_groups=kind.GROUPS)(kind)
     actor: Actor = remote.options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **seat
     ).remote()
@@ -334,6 +297,29 @@ def _alive(actor: Actor) -> bool:
     return True
 
 
+def _hung(host: Actor, deadline: float, where: str) -> ClientError | None:
+    """What there is to say of a host that takes too long."""
+    limit = f"faults.deadline = {deadline:g}"
+    try:
+        found = ray.get(
+            host.at_work.options(concurrency_group="watch").remote(), timeout=max(deadline, ANSWER_SECONDS)
+        )
+    except LOST:
+        # What it was doing ends with that error, too.
+        return None
+    except GetTimeoutError:
+        return ClientError(f"{where}: a client host does not answer ({limit}).", hung=True)
+    if found is None or found[1] <= deadline:
+        return None
+    work, seconds = found
+    return ClientError(
+        f"{where}, phase {work.phase}, client(s) {list(work.clients)}: "
+        f"not done after {seconds:.1f} s ({limit}).",
+        without(work.clients, work.phase),
+        hung=True,
+    )
+
+
 def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
     """What calls returned, or the first error among them in that order.
 
@@ -342,7 +328,8 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
         unread: references that came with them and are not for the driver.
 
     Raises:
-        HostsLost: an actor died. Every other error is the one that was raised there.
+        HostsLost: an actor died, or a message is gone or found no room. Every other error is the one that was
+            raised there.
     """
     try:
         results: list[Any] = ray.get(list(calls))
@@ -350,13 +337,23 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
     except RayTaskError as error:
         _claim([*calls, *unread])
         if isinstance(error.cause, LOST):
-            raise HostsLost(str(error.cause)) from None
+            raise _lost(error.cause) from None
         if isinstance(error.cause, RaypflError):
             raise error.cause from None
         raise
     except LOST as error:
         _claim([*calls, *unread])
-        raise HostsLost(str(error)) from None
+        raise _lost(error) from None
+
+
+def _lost(error: Exception) -> HostsLost:
+    if isinstance(error, FULL):
+        said = str(error).strip().partition("\n")[0]
+        return HostsLost(
+            f"A node's object store is full: {said} Give nodes more (--object-store-memory, or space where "
+            "they spill to), or spread the hosts over more nodes."
+        )
+    return HostsLost(str(error))
 
 
 def _flat(*references: Sequence[Sequence[Any]]) -> list[Any]:

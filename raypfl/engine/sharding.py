@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from raypfl.engine.host import Upload, Work
 from raypfl.engine.hub import Closing, Hub, Opening
 from raypfl.engine.world import World
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 def add_parts(parts: Sequence[Tensor]) -> Tensor:
@@ -80,11 +80,11 @@ class ShardedHub:
         closed = [shard.close(cut_uploads(uploads, columns, shard.shard)) for shard in self.shards]
         return closed[0]._replace(seconds=sum(closing.seconds for closing in closed))
 
-    def save(self, building: Path) -> list[Part]:
+    def save(self, building: Place) -> list[Part]:
         """See `Hub.save`."""
         return [part for shard in self.shards for part in shard.save(building)]
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """See `Hub.restore`."""
         for shard in self.shards:
             shard.restore(checkpoint)

@@ -10,8 +10,7 @@ from small_runs import assert_same_run, drive, small_world
 
 import raypfl
 from raypfl.algebra import columns as algebra
-from raypfl.engine import columns, host, memory
-from raypfl.engine import ray as ray_engine
+from raypfl.engine import columns, host, memory, ray_mail
 from raypfl.engine.host import Upload
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.placement import Node
@@ -58,13 +57,13 @@ def test_uploads_reach_every_hub_through_the_object_store(
     cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = torch.arange(5 * 20_000.0).reshape(5, 20_000)
-    monkeypatch.setattr(ray_engine, "OUTBOX_BYTES", 3 * rows[0].nbytes // 2)
-    outbox = ray_engine._Outbox(frozenset(Up._fields), 2)
+    monkeypatch.setattr(ray_mail, "OUTBOX_BYTES", 3 * rows[0].nbytes // 2)
+    outbox = ray_mail.Outbox(frozenset(Up._fields), 2)
     for client in range(5):
         outbox.put(Upload(torch.tensor([client]), Up(rows[client : client + 1])))
     # After the second and the fourth; the fifth is not worth a reference.
     assert [len(mail) for mail in outbox.mail] == [3, 3]
-    received = [list(ray_engine._received(mail)) for mail in outbox.mail]
+    received = [list(ray_mail.received(mail)) for mail in outbox.mail]
     parts = [torch.cat([torch.from_numpy(own.up.w.copy()) for own in uploads]) for uploads in received]
     assert [part.shape[1] for part in parts] == [8192, 20_000 - 8192]
     assert torch.equal(torch.cat(parts, 1), rows)
