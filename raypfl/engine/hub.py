@@ -216,11 +216,11 @@ class Hub:
         return None
 
     def _widths(self, start: Any) -> _Widths:
-        """Found by what one client would be sent before the first round."""
+        """Found by what one client, or none, would be sent before the first round."""
         method, net = self.method, self.net
         plan = method.plan(net, start, self.clients, 1, self.sample)
-        first = torch.zeros_like(plan.ids, dtype=torch.bool).index_fill_(0, plan.ids.new_tensor([0]), True)
-        down = method.download(net, start, plan.among(first))
+        one = torch.arange(len(plan.ids), device=self.device) < 1
+        down = method.download(net, start, plan.among(one))
         held = widths(start, self.columns)
         return _Widths(max(held.values()), widths(down, self.columns))
 
