@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +19,11 @@ from raypfl.engine.pace import Due, InTurn, Together
 from raypfl.engine.phases import PhaseClock, Spent
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
+from raypfl.errors import ClientError
+from raypfl.methods import Plan
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 class Opening(NamedTuple):
@@ -66,20 +68,22 @@ class Hub:
         self.watch = PhaseClock(device, on=world.phases)
         clock = world.config.clock
         self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
+        self.away: frozenset[int] = frozenset()
         self.restore(None)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """Go back to a checkpoint, or to the state before the first round."""
+        self.pace = self._new_pace()
         if checkpoint is None:
             self.hub = self.method.init_hub(self.net, self.clients)
-        else:
-            rows = checkpoints.read_hub(checkpoint, self.method.hub_type)
+            return
+        with checkpoints.at_hand(checkpoint, of_clients=False) as folder:
+            rows = checkpoints.read_hub(folder, self.method.hub_type)
             self.hub = type(rows)(*(field.to(self.device) for field in rows))
-        self.pace = self._new_pace()
-        if checkpoint is not None and self.timing is not None:
-            self.pace.load(checkpoints.read_clock(checkpoint))
+            if self.timing is not None:
+                self.pace.load(checkpoints.read_clock(folder))
 
-    def save(self, building: Path) -> list[Part]:
+    def save(self, building: Place) -> list[Part]:
         """Write the server's part of a checkpoint, and that of the clock if there is one."""
         parts = [checkpoints.write_part(building, checkpoints.HUB, self.hub)]
         if self.timing is not None:
@@ -87,11 +91,24 @@ class Hub:
         return parts
 
     def open(
-        self, round: int, *, train: bool, evaluate_pre: bool, evaluate_post: bool
+        self,
+        round: int,
+        *,
+        train: bool,
+        evaluate_pre: bool,
+        evaluate_post: bool,
+        away: Collection[int] = (),
     ) -> tuple[Opening, list[Work]]:
-        """Plan a round, or its next step, and prepare one piece of work a host."""
+        """Plan a round, or its next step, and prepare one piece of work a host.
+
+        Clients that are `away` are not selected, and do not take part where nobody is selected.
+
+        Raises:
+            ClientError: nobody is left.
+        """
         begin = time.perf_counter()
         method = self.method
+        self.away = frozenset(away)
         with self.watch.running():
             step = self.pace.step(round, Due(train, evaluate_pre, evaluate_post))
             self.plan = step.plan
@@ -121,9 +138,31 @@ class Hub:
             stays = self.pace.close(plan, up)
         return Closing(time.perf_counter() - begin, stays, self.watch.take())
 
+    def planned(self, round: int) -> Plan:
+        """The method's plan of a round, without those who are away."""
+        plan = self.method.plan(self.net, self.hub, self.clients, round, self.sample)
+        # Some methods also train clients that are not selected.
+        return plan.among(self._there(plan.ids)) if self.away else plan
+
     def sample(self, round: int) -> Tensor:
-        """The clients that are selected in a round."""
-        return self.world.sample(round).to(self.device)
+        """The clients that are selected in a round.
+
+        Raises:
+            ClientError: all of them are away.
+        """
+        selected = self.world.sample(round).to(self.device)
+        if not self.away:
+            return selected
+        selected = selected[self._there(selected)]
+        if not len(selected) and not self.method.without_server:
+            raise ClientError(
+                f"round {round} has no participants left: client(s) {sorted(self.away)} were left out of it. "
+                "Repair what makes them fail, or give them a longer faults.deadline."
+            )
+        return selected
+
+    def _there(self, ids: Tensor) -> Tensor:
+        return ~torch.isin(ids, torch.tensor(sorted(self.away), device=self.device))
 
     def _new_pace(self) -> Together:
         clock = self.world.config.clock

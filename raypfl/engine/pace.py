@@ -109,7 +109,7 @@ class Together:
     def _planned(self, round: int) -> Plan:
         """The round's plan; of peers, without those who fail and what is not answered in time."""
         hub = self.hub
-        plan = hub.method.plan(hub.net, hub.hub, hub.clients, round, hub.sample)
+        plan = hub.planned(round)
         if hub.timing is None or not hub.method.without_server:
             return plan
         self._asking = plan.ids.cpu().numpy()

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
@@ -142,7 +142,7 @@ class Scaling(NamedTuple):
 
     name: str
     """The folder's, below `storage_path`."""
-    storage_path: Path
+    storage_path: str
     scale: ScaleConfig
     points: tuple[Point, ...]
 
@@ -176,7 +176,7 @@ def read(source: Source, overrides: Sequence[str] = ()) -> Scaling:
         ConfigError: a key, type or value is wrong; says in which study and at which point.
     """
     where = "the configuration" if isinstance(source, Mapping) else str(source)
-    base = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(Path(source))
+    base = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(source)
     own = [text for text in overrides if text.partition("=")[0].partition(".")[0] == SECTION]
     for change in parse_overrides(own):
         apply_override(base, change)
@@ -193,7 +193,7 @@ def read(source: Source, overrides: Sequence[str] = ()) -> Scaling:
         raise ConfigError(f"{where}:\n" + "\n".join(f"    {line}" for line in lines)) from None
     points = tuple(_points(where, scale, base, changes))
     first = points[0].config
-    stem = "scale" if isinstance(source, Mapping) else f"scale-{Path(source).stem}"
+    stem = "scale" if isinstance(source, Mapping) else f"scale-{PurePath(str(source)).stem}"
     return Scaling(first.name or stem, first.storage_path, scale, points)
 
 
