@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from raypfl.configuration import Source
@@ -15,7 +16,6 @@ from raypfl.records.environment import environment
 from raypfl.records.files import storage_errors, write_json, write_text
 from raypfl.records.grid import markdown
 from raypfl.records.manifest import check_same
-from raypfl.records.storage import Place, place
 from raypfl.scaling.checks import check
 from raypfl.scaling.config import Point, Scaling, read
 from raypfl.scaling.measure import Protocol
@@ -33,7 +33,7 @@ def run(
     *,
     resume: bool = False,
     console: Console | None = None,
-) -> Place:
+) -> Path:
     """Measure all points of a file of studies, one after another, and write tables and figures.
 
     Args:
@@ -53,7 +53,7 @@ def run(
     """
     console = console or Console()
     scaling = read(config, overrides)
-    folder = Folder(place(scaling.storage_path) / scaling.name)
+    folder = Folder((scaling.storage_path.expanduser() / scaling.name).absolute())
     _check_folder(folder, scaling, resume=resume)
     todo = [point for point in scaling.chosen if not _is_done(folder, point)]
     if todo:
@@ -89,13 +89,13 @@ def _check_folder(folder: Folder, scaling: Scaling, *, resume: bool) -> None:
         raise StorageError(f"{folder.path} has no study.json: it is no scaling study. Choose another name.")
     before = folder.read_study()
     now = scaling.to_dict()
-    may_differ = (
+    place = (
         "points.*.config.name",
         "points.*.config.storage_path",
         "scale.limit_seconds",
         "scale.free_memory",
     )
-    check_same(str(folder.study), before, now, may_differ=may_differ)
+    check_same(str(folder.study), before, now, may_differ=place)
 
 
 def _is_done(folder: Folder, point: Point) -> bool:
@@ -131,7 +131,7 @@ def _finish(folder: Folder, scaling: Scaling, console: Console) -> None:
     text = [f"# {scaling.name}"]
     for title, grid in zip(headings(grids), grids, strict=True):
         text += [f"## {title}", markdown(grid)]
-    text += [f"![{figure.name.removesuffix('.png')}](plots/{figure.name})" for figure in figures]
+    text += [f"![{figure.stem}](plots/{figure.name})" for figure in figures]
     write_text(folder.summary, "\n\n".join(text) + "\n")
     for grid in grids:
         console.table(grid)

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
@@ -27,6 +27,7 @@ from raypfl.configuration import (
 )
 from raypfl.errors import ConfigError
 from raypfl.explain import explain, show, suggest
+from raypfl.records.storage import is_remote
 from raypfl.settings import RunConfig
 
 SECTION = "scale"
@@ -142,7 +143,7 @@ class Scaling(NamedTuple):
 
     name: str
     """The folder's, below `storage_path`."""
-    storage_path: str
+    storage_path: Path
     scale: ScaleConfig
     points: tuple[Point, ...]
 
@@ -193,8 +194,13 @@ def read(source: Source, overrides: Sequence[str] = ()) -> Scaling:
         raise ConfigError(f"{where}:\n" + "\n".join(f"    {line}" for line in lines)) from None
     points = tuple(_points(where, scale, base, changes))
     first = points[0].config
-    stem = "scale" if isinstance(source, Mapping) else f"scale-{PurePath(str(source)).stem}"
-    return Scaling(first.name or stem, first.storage_path, scale, points)
+    if is_remote(first.storage_path):
+        raise ConfigError(
+            f"{where}: storage_path = {first.storage_path}: a study measures this machine and keeps its "
+            "results on it. Give a folder here; the folder of a finished study can be copied anywhere."
+        )
+    stem = "scale" if isinstance(source, Mapping) else f"scale-{Path(where).stem}"
+    return Scaling(first.name or stem, Path(first.storage_path), scale, points)
 
 
 def _points(

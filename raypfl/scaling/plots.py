@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +11,6 @@ from matplotlib.figure import Figure
 
 from raypfl.engine.phases import PHASES
 from raypfl.records.files import replacing
-from raypfl.records.storage import Place
 from raypfl.scaling.fit import LEAST_FOR_HALF, SIZES, fit, larger_half
 from raypfl.scaling.results import groups
 
@@ -21,14 +22,14 @@ LABELS = {
 }
 
 
-def plot(table: pd.DataFrame, folder: Place) -> list[Place]:
+def plot(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Draw every study that has measured points; the files, `STUDY.png`.
 
     Raises:
         StorageError: a file cannot be written.
     """
     done = table[(table.status == "done") & (table.measure == "rounds")]
-    paths: list[Place] = []
+    paths = []
     for name, rows in done.groupby("study", sort=False):
         figure = _figure(rows)
         figure.suptitle(str(name))

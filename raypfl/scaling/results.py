@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import pandas as pd
 from raypfl.engine.phases import PHASES
 from raypfl.errors import StorageError
 from raypfl.records.files import replacing, storage_errors, write_json
-from raypfl.records.storage import Place
 from raypfl.scaling.config import Point
 from raypfl.scaling.fit import LEAST_FOR_HALF, SIZES, fit, larger_half, varying
 
@@ -28,7 +28,7 @@ FIGURES = ("rounds_per_second", "client_steps_per_second", "server_flops_formula
 class Folder:
     """`storage_path/name` of a study."""
 
-    def __init__(self, path: Place) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.study, self.environment = path / "study.json", path / "environment.json"
         self.points, self.plots, self.summary = path / "points", path / "plots", path / "summary.md"
@@ -74,7 +74,7 @@ class Folder:
         return table, fits
 
 
-def _read(path: Place, advice: str) -> dict[str, Any]:
+def _read(path: Path, advice: str) -> dict[str, Any]:
     try:
         with storage_errors(path, "read"):
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
