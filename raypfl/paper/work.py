@@ -104,8 +104,8 @@ def _announce(runs: Mapping[Path, RunConfig], chosen: Sequence[Cell], console: C
     known = [found for kind in alike.values() if (found := seconds[kind]) is not None]
     without = f"; {len(todo) - len(known)} of the runs will fail" if len(known) < len(todo) else ""
     console.note(
-        f"Training takes about {timedelta(seconds=round(sum(known)))} on one core of this machine as busy as "
-        f"it is now, evaluation apart{without}."
+        f"Training takes at most about {timedelta(seconds=round(sum(known)))} on one core of this machine as "
+        f"busy as it is now (one client at a time; small networks are faster together){without}."
     )
 
 
