@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raypfl.configuration import expand, load, read_mapping, to_dict
+from raypfl.configuration import expand, load, read_yaml, to_dict
 from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.paper.definition import Definition, Part, Profile, configs
@@ -151,7 +151,7 @@ def _settings(name: str, sources: Sequence[str]) -> dict[str, Any]:
 @cache
 def _yaml(name: str) -> dict[str, Any]:
     """A file below configs/, as it stands; `load` checks the whole later."""
-    return read_mapping(configs() / name)
+    return read_yaml(configs() / name)
 
 
 def _put(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:

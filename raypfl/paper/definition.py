@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 import raypfl
 from raypfl.config import StrictModel
-from raypfl.configuration import read_mapping
+from raypfl.configuration import read_yaml
 from raypfl.errors import ConfigError
 from raypfl.explain import explain, suggest
 
@@ -120,6 +120,6 @@ def read(name: str) -> Definition:
 
 def _read(path: Path) -> Definition:
     try:
-        return Definition.model_validate(read_mapping(path))
+        return Definition.model_validate(read_yaml(path))
     except ValidationError as error:
         raise ConfigError(f"{path}:\n{explain(error, Definition)}") from None

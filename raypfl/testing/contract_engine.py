@@ -16,6 +16,7 @@ from raypfl.engine.local import LocalEngine
 from raypfl.methods.contract import SERVER
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Manifest
+from raypfl.records.storage import Place
 from raypfl.testing.harness import NETS, SIZES, Net, Simulation, Toy, same, toy, trace, world
 from raypfl.testing.row import Row
 from raypfl.training import Cohort
@@ -41,7 +42,7 @@ def layout(hosts: int, *, block: int, width: int) -> dict[str, Any]:
     return {"engine": {"num_actors": hosts, "block": block, "width": width}}
 
 
-def commit(engine: LocalEngine, folder: Path, round: int) -> Path:
+def commit(engine: LocalEngine, folder: Path, round: int) -> Place:
     parts = engine.save(building := checkpoints.begin(folder, round))
     config = to_dict(engine.hub.world.config)
     manifest = Manifest(
