@@ -151,7 +151,7 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
 
 def finished(path: Path) -> bool:
     """Whether the run of `complete` in this folder has come to its end."""
-    return RunFolder(path).summary.is_file()
+    return RunFolder(place(path)).summary.is_file()
 
 
 def complete(
@@ -173,7 +173,7 @@ def complete(
                 if not finished(path):
                     with storage_errors(path, "create"):
                         path.mkdir(parents=True, exist_ok=True)
-                    workshop.work(RunFolder(path), config, path.name, number, len(runs))
+                    workshop.work(RunFolder(place(path)), config, path.name, number, len(runs))
             except (DataError, PartitionError, DivergedError) as error:
                 yield path, error
             else:
