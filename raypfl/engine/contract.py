@@ -31,6 +31,8 @@ class RoundReport(NamedTuple):
     """Training and evaluation, of the slowest host."""
     clock: dict[str, Any] | None = None
     """Times of the virtual clock, by column; None where there is none."""
+    pairs: Sequence[dict[str, Any]] = ()
+    """Blocks of entries of matrices between clients, by column."""
 
 
 class Engine(Protocol):

@@ -18,8 +18,13 @@ from raypfl.engine.own_pace import OwnPace
 from raypfl.engine.pace import Due, InTurn, Together
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
+from raypfl.methods import Pairs
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+
+
+MOST_CLIENTS = 256
+"""Of larger matrices between clients, the entries between those with the lowest ids are recorded."""
 
 
 class Opening(NamedTuple):
@@ -32,6 +37,8 @@ class Opening(NamedTuple):
     """Messages to participants, by column."""
     diagnostics: dict[str, float]
     """What the method says about its step, by name."""
+    pairs: list[dict[str, Any]]
+    """Who collaborates with whom in this step, by column, a block a matrix."""
     seconds: float
     more: bool = False
     """Whether the round has another step after this one."""
@@ -94,11 +101,15 @@ class Hub:
             part = trim(take(step.down, here.to(self.device), method.shared), method.pools)
             work.append(Work(round, ids[here], uploads[here], part, *step.due, self.plan.round, step.shown))
         seconds = time.perf_counter() - begin
-        wanted = train and step.read is not None and self.world.config.evaluation.diagnostics
-        diagnostics = method.diagnose(self.net, step.read, self.plan, step.down) if wanted else {}
-        sending = int(uploads.sum())
-        opening = Opening(len(ids), sending, columns_of(step.messages), diagnostics, seconds, step.more)
-        return opening, work
+        diagnostics: dict[str, float] = {}
+        pairs: list[dict[str, Any]] = []
+        if train and step.read is not None and self.world.config.evaluation.diagnostics:
+            asked = self.net, step.read, self.plan, step.down
+            diagnostics = method.diagnose(*asked)
+            if step.due.evaluate_post:
+                pairs = [_entries(name, found) for name, found in method.relations(*asked).items()]
+        sending, traffic = int(uploads.sum()), columns_of(step.messages)
+        return Opening(len(ids), sending, traffic, diagnostics, pairs, seconds, step.more), work
 
     def close(self, uploads: Sequence[Upload]) -> Closing:
         """Aggregate the step that was opened last."""
@@ -120,3 +131,14 @@ class Hub:
         if clock is not None and clock.mode == "async":
             return OwnPace(self)
         return Together(self) if clock is None or clock.order == "jacobi" else InTurn(self)
+
+
+def _entries(name: str, found: Pairs) -> dict[str, Any]:
+    """A matrix as rows of the table of pairs, of bounded size."""
+    receivers, sources, values = (field.cpu() for field in found)
+    if len(receivers) > MOST_CLIENTS**2:
+        lowest = torch.cat((receivers, sources)).unique()[:MOST_CLIENTS]
+        kept = torch.isin(receivers, lowest) & torch.isin(sources, lowest)
+        receivers, sources, values = receivers[kept], sources[kept], values[kept]
+    numbers = values.double().numpy()
+    return {"name": name, "receiver": receivers.numpy(), "source": sources.numpy(), "value": numbers}

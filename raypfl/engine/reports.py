@@ -46,6 +46,7 @@ def round_report(
         sum(over_hosts(own.evaluation_seconds for own in step.hosts) for step in steps),
         sum(over_hosts(own.seconds for own in step.hosts) for step in steps),
         columns_of_stays([stay for step in steps for stay in step.closing.stays]) if clock else None,
+        [block for step in steps for block in step.opening.pairs],
     )
 
 
