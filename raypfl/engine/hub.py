@@ -22,7 +22,6 @@ from raypfl.methods import Pairs
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
 
-
 MOST_CLIENTS = 256
 """Of larger matrices between clients, the entries between those with the lowest ids are recorded."""
 

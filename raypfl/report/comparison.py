@@ -78,14 +78,24 @@ class Comparison:
         """The table with all digits: a row a setting, columns as in `Row`."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) for row in self.rows])
+        frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in self.rows])
+        return frame
 
     @property
     def grid(self) -> Grid:
         """The table to print, accuracies in %."""
         return Grid(
             (
-                *("method", "model, point", "seeds", "accuracy", "sd", "sd seeds", "worst decile", "last ten"),
+                *(
+                    "method",
+                    "model, point",
+                    "seeds",
+                    "accuracy",
+                    "sd",
+                    "sd seeds",
+                    "worst decile",
+                    "last ten",
+                ),
                 *(f"to {self.reference}", f"{LEVEL:.0%} interval", "better on", "bytes", "seconds"),
             ),
             tuple(self._cells(row) for row in self.rows),
@@ -100,7 +110,9 @@ class Comparison:
         if self._at == "best":
             at = "best round on validation" if self._on_validation else "best round on test, as papers report"
         seeds = max(row.seeds for row in self.rows)
-        over = "clients and seeds" if seeds > 1 else "the clients of this one seed, and says nothing of others"
+        over = (
+            "clients and seeds" if seeds > 1 else "the clients of this one seed, and says nothing of others"
+        )
         return (
             f"Test accuracy in %, uniform mean over clients: {at}. sd: over clients; sd seeds: over seeds. "
             f"Differences to {self.reference} in points, paired by client and seed; intervals over {over}, "
@@ -165,9 +177,7 @@ def compare_groups(
         )
     groups = sorted(groups, key=lambda group: -mean_accuracy(group, at, on_validation=on_validation))
     base = _reference(groups, reference)
-    rows = [
-        _row(group, None if differing or group is base else base, at, on_validation) for group in groups
-    ]
+    rows = [_row(group, None if differing or group is base else base, at, on_validation) for group in groups]
     notes = ([differing + " No differences are given."] if differing else []) + remarks(groups)
     return Comparison(rows, base.label, at, on_validation, notes)
 
@@ -205,9 +215,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     options = differing_options([group.runs[0].options for group in groups])
     for key in sorted({key for own in options for key in own}):
         if not key.startswith("method."):
-            values = {
-                group.label: own.get(key, "none") for group, own in zip(groups, options, strict=True)
-            }
+            values = {group.label: own.get(key, "none") for group, own in zip(groups, options, strict=True)}
             found.append(f"{key} differs: {_by_value(values)}.")
     for group in groups:
         if not any(run.figures for run in group.runs):

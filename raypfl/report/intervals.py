@@ -34,8 +34,8 @@ def paired_interval(differences: Sequence[np.ndarray], *, crossed: bool, level: 
     With one seed the clients are the sample. With several, where each seed has drawn its own clients (nested)
     the means of the seeds are the sample: they vary by clients, too. Where the same clients are in every seed
     (crossed), `d_si = mean + seed_s + client_i + rest_si`, all random, and the variance of the mean is
-    `(MS_seeds + MS_clients - MS_rest) / (S N)` with Satterthwaite's degrees of freedom; a component that comes
-    out negative counts as zero.
+    `(MS_seeds + MS_clients - MS_rest) / (S N)` with Satterthwaite's degrees of freedom; a component that
+    comes out negative counts as zero.
 
     Args:
         differences: of each seed, `[N]`; in the same order of clients if `crossed`.
@@ -77,8 +77,6 @@ def _of_crossed(d_SN: np.ndarray) -> tuple[float, float]:
         return float(ms_seeds / cells), float(seeds - 1)
     total = ms_seeds + ms_clients - ms_rest
     spread = (
-        ms_seeds**2 / (seeds - 1)
-        + ms_clients**2 / (clients - 1)
-        + ms_rest**2 / ((seeds - 1) * (clients - 1))
+        ms_seeds**2 / (seeds - 1) + ms_clients**2 / (clients - 1) + ms_rest**2 / ((seeds - 1) * (clients - 1))
     )
     return float(total / cells), float(total**2 / spread)

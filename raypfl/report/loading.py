@@ -100,7 +100,8 @@ class Run:
         """One of the run's tables; empty where the version that made the run did not have it."""
         path = self.folder.metrics / f"{name}.parquet"
         if not path.exists():
-            return pd.DataFrame(columns=list(columns or ()))
+            nothing: pd.DataFrame = pd.DataFrame({name: [] for name in columns or ()})
+            return nothing
         with storage_errors(path, "read"):
             frame: pd.DataFrame = pq.read_table(path, columns=columns).to_pandas()
         return frame
@@ -114,8 +115,9 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """`clients.parquet`, the columns of scores on test data."""
         wanted = ["round", "client", "point", "model", "split", "accuracy"]
-        frame = self.table("clients", wanted)
-        return frame[(frame["split"] == "test") & frame["accuracy"].notna()]
+        every = self.table("clients", wanted)
+        frame: pd.DataFrame = every[(every["split"] == "test") & every["accuracy"].notna()]
+        return frame
 
     @cached_property
     def pairs(self) -> pd.DataFrame:
@@ -136,14 +138,16 @@ class Run:
     def samples(self) -> pd.DataFrame:
         """`partition.csv`: samples of each client and split, in all and per class."""
         with storage_errors(self.folder.partition_table, "read"):
-            return pd.read_csv(self.folder.partition_table)
+            frame: pd.DataFrame = pd.read_csv(self.folder.partition_table)
+        return frame
 
     def client_scores(self, round: int, view: str) -> pd.Series[float]:
         """Test accuracy of each client in a round, by client; `view` is "model/point"."""
         model, point = view.split("/")
         rows = self.clients
         rows = rows[(rows["round"] == round) & (rows["model"] == model) & (rows["point"] == point)]
-        return rows.set_index("client")["accuracy"].sort_index()
+        scores: pd.Series[float] = rows.set_index("client")["accuracy"].sort_index()
+        return scores
 
 
 @dataclass(frozen=True)
