@@ -24,6 +24,7 @@ from raypfl.engine.planning import describe, settle
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
 from raypfl.errors import CheckpointError, ConfigError, StorageError
 from raypfl.methods import METHODS
+from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
 from raypfl.records.files import storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
@@ -47,7 +48,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
 
     Returns:
         The results: one run, or several below one folder.
@@ -57,7 +58,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     """
     settings = load(config, overrides)
     runs = expand(settings)
-    with _Workshop(console or Console()) as workshop:
+    with _Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
@@ -76,7 +77,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
     Args:
         path: the folder that the run printed.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another configuration.
@@ -94,7 +95,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
     check_same(str(recorded), to_dict(then), to_dict(now))
-    with _Workshop(console or Console()) as workshop:
+    with _Workshop(console or console_of_caller()) as workshop:
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
         if several:
@@ -196,6 +197,7 @@ class _Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    {command} report {_typed_path(top.path)}\n"
             f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
@@ -291,6 +293,11 @@ def _typed(program: str) -> str:
         return str((here / name).relative_to(Path.cwd()))
     except ValueError:
         return str(here / name)
+
+
+def _typed_path(path: Path) -> str:
+    """A path as short as it can be typed here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _name(config: ExperimentConfig) -> str:

@@ -1,7 +1,9 @@
-"""Text tables: a header, rows of cells, a note; as aligned text or Markdown."""
+"""Text tables: a header, rows of cells, a note; as aligned text, Markdown or HTML."""
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -38,3 +40,18 @@ def markdown(grid: Grid) -> str:
     ruler = tuple("---" if position < grid.words else "--:" for position in range(len(grid.header)))
     table = "\n".join(map(line, (grid.header, ruler, *grid.rows)))
     return f"{table}\n\n{grid.note}" if grid.note else table
+
+
+def html_table(grid: Grid) -> str:
+    """A plain HTML table for notebooks, numbers to the right, and the note under it."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        sides = ("left" if place < grid.words else "right" for place in range(len(row)))
+        return "".join(
+            f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>'
+            for side, cell in zip(sides, row, strict=True)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in grid.rows)
+    note = f"<p>{html.escape(grid.note)}</p>" if grid.note else ""
+    return f"<table><thead><tr>{cells('th', grid.header)}</tr></thead><tbody>{body}</tbody></table>{note}"

@@ -95,7 +95,8 @@ def _matrix(group: Group, run: Run, name: str) -> Picture:
         low=-largest if signed else 0.0,
         high=largest,
     )
-    cut = f" The {len(order)} clients with the lowest ids are shown." if len(order) == MOST_CLIENTS else ""
+    more = len(np.union1d(entries["receiver"], entries["source"])) > len(order)
+    cut = f" The {len(order)} clients with the lowest ids are shown." if more else ""
     title = TITLES.get(name, name.capitalize())
     seed = f", seed {run.summary.seed}" if len(group.runs) > 1 else ""
     return Picture(
@@ -109,12 +110,9 @@ def _matrix(group: Group, run: Run, name: str) -> Picture:
 
 
 def _distances(group: Group) -> Picture | None:
-    spans, caption = (
-        _of_pairs(group),
-        "Lines: median over pairs (and seeds); bands: from 10 % to 90 % of them.",
-    )
+    spans, caption = _of_pairs(group), "Lines: median over pairs; bands: from 10 % to 90 % of them."
     if not spans:
-        spans, caption = _of_diagnostics(group), "Mean over pairs (and seeds)."
+        spans, caption = _of_diagnostics(group), "Mean over pairs."
     if not spans:
         return None
     figure, axes = new_figure(3.0)
@@ -143,7 +141,10 @@ def _distances(group: Group) -> Picture | None:
 
 def _of_pairs(group: Group) -> dict[str, pd.DataFrame]:
     """Quantiles by round of the distances of pairs with a positive and with a negative coefficient."""
-    frame = pd.concat([_signed_distances(run) for run in group.runs])
+    runs = [run for run in group.runs if {COEFFICIENT, DISTANCE} <= set(run.pairs["name"])]
+    if not runs:
+        return {}
+    frame = pd.concat([_signed_distances(run) for run in runs])
     found = {}
     for label, sign in (("pulled", 1), ("pushed", -1)):
         side = frame[frame["sign"] == sign]
@@ -156,17 +157,17 @@ def _of_pairs(group: Group) -> dict[str, pd.DataFrame]:
 def _signed_distances(run: Run) -> pd.DataFrame:
     """Distance and the coefficient's sign of every pair of different clients, by round."""
     pairs = run.pairs[run.pairs["receiver"] != run.pairs["source"]]
-    if not {COEFFICIENT, DISTANCE} <= set(pairs["name"]):
-        return pd.DataFrame({"round": [], DISTANCE: [], "sign": []})
-    wide = pairs.pivot(index=["round", "receiver", "source"], columns="name", values="value").reset_index()
+    wide: pd.DataFrame = pairs.pivot(
+        index=["round", "receiver", "source"], columns="name", values="value"
+    ).reset_index()
     wide["sign"] = np.sign(wide[COEFFICIENT]).astype(int)
-    found: pd.DataFrame = wide[["round", DISTANCE, "sign"]]
-    return found
+    return wide
 
 
 def _of_diagnostics(group: Group) -> dict[str, pd.DataFrame]:
     """The same of runs that have recorded means, but no matrices."""
-    frame = pd.concat([run.table("diagnostics", ["round", "name", "value"]) for run in group.runs])
+    tables = [run.table("diagnostics", ["round", "name", "value"]) for run in group.runs]
+    frame = pd.concat([table for table in tables if len(table)] or tables)
     found = {}
     for label in SIDES:
         own = frame[frame["name"] == f"{label}_distance"].dropna()

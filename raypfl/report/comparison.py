@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from raypfl.errors import ComparisonError, ConfigError
 from raypfl.explain import suggest
-from raypfl.records.grid import Grid, plain
+from raypfl.records.grid import Grid, html_table, plain
 from raypfl.report.intervals import LEVEL, Interval, paired_interval
 from raypfl.report.loading import (
     AT,
@@ -226,21 +226,6 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 def percent(value: float) -> str:
     """In %, two decimals; a dash for NaN."""
     return "-" if np.isnan(value) else f"{100 * value:.2f}"
-
-
-def html_table(grid: Grid) -> str:
-    """A plain HTML table for notebooks, numbers to the right, and the note under it."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        sides = ("left" if place < grid.words else "right" for place in range(len(row)))
-        return "".join(
-            f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>'
-            for side, cell in zip(sides, row, strict=True)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in grid.rows)
-    note = f"<p>{html.escape(grid.note)}</p>" if grid.note else ""
-    return f"<table><thead><tr>{cells('th', grid.header)}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def _row(group: Group, base: Group | None, at: str, on_validation: bool) -> Row:

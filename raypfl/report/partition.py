@@ -77,7 +77,8 @@ def _bubbles(run: Run, number: int, partitions: int) -> Picture:
         f"partition-{number}",
         f"Training samples of each client ({options}{seed})",
         f"Bubble chart of {classes} classes by {clients} clients. A client has {sizes.min()} to "
-        f"{sizes.max()} training samples of {present.min()} to {present.max()} classes, {present.mean():.1f} on average.",
+        f"{sizes.max()} training samples of {present.min()} to {present.max()} classes, "
+        f"{present.mean():.1f} on average.",
         figure,
         f"The area of a bubble is the number of samples; the largest is {int(counts.max())}.{more}"
         + (left if number == 1 and partitions > MOST_PARTITIONS else ""),

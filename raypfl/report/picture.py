@@ -105,6 +105,15 @@ class Picture:
         return f"<figure><b>{html.escape(self.title)}</b><br>{self.image}{caption}</figure>"
 
 
+class Pictures(tuple[Picture, ...]):
+    """Several pictures, which a notebook shows one below another."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return "".join(picture._repr_html_() for picture in self)
+
+
 class Pen(NamedTuple):
     """How one setting is drawn, the same in all pictures."""
 
