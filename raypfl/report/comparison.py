@@ -184,7 +184,7 @@ def compare_groups(
 
 def other_data(groups: Iterable[Group]) -> str:
     """What is wrong with comparing these runs at all; empty if nothing is."""
-    runs = [run for group in groups for run in group.runs]
+    runs = sorted((run for group in groups for run in group.runs), key=lambda run: run.name)
     data: dict[str, list[str]] = defaultdict(list)
     partitions: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:

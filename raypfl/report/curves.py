@@ -194,7 +194,7 @@ def _accuracy(
     return draw(
         name,
         title,
-        "mean over clients (%)",
+        "test accuracy, mean over clients (%)",
         lines,
         names,
         scale=100,

@@ -37,7 +37,7 @@ def test_a_line_is_the_mean_over_seeds_and_its_band_their_range(three_seeds):
     (band,) = picture.figure.axes[0].collections
     assert {round(height, 6) for height in band.get_paths()[0].vertices[:, 1]} == {65.0, 67.0, 75.0, 77.0}
     assert texts(picture) == ["fedavg"]
-    assert picture.figure.axes[0].get_ylabel() == "mean over clients (%)"
+    assert picture.figure.axes[0].get_ylabel() == "test accuracy, mean over clients (%)"
     assert picture.alt.endswith("At the end: fedavg 76.0 %.")
 
 
