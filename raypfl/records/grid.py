@@ -31,6 +31,40 @@ def plain(grid: Grid) -> str:
     return "\n".join([*map(line, (grid.header, ruler, *grid.rows)), *([grid.note] if grid.note else [])])
 
 
+def fitting(grid: Grid, width: int, *, between: int) -> list[Grid]:
+    """The table in parts that are narrow enough, one below another, each with the first column.
+
+    Args:
+        grid: the table.
+        width: letters that a line has room for.
+        between: letters that each column takes beside its content.
+
+    Returns:
+        One part if all fits; headers may be broken between words, cells may not. The last one has the note.
+    """
+    needed = [width_of(column) + between for column in zip(grid.header, *grid.rows, strict=True)]
+    parts = [[0]]
+    for place in range(1, len(grid.header)):
+        if len(parts[-1]) > 1 and sum(needed[other] for other in parts[-1]) + needed[place] > width:
+            parts.append([0])
+        parts[-1].append(place)
+    return [
+        Grid(
+            tuple(grid.header[place] for place in part),
+            tuple(tuple(row[place] for place in part) for row in grid.rows),
+            sum(place < grid.words for place in part),
+            grid.note if part is parts[-1] else "",
+        )
+        for part in parts
+    ]
+
+
+def width_of(column: Sequence[str]) -> int:
+    """Letters that a column needs, a header and cells: cells stay whole, words of the header, too."""
+    header, *cells = column
+    return max(map(len, [*header.split(), *cells]), default=0)
+
+
 def markdown(grid: Grid) -> str:
     """A Markdown table, and the note as a paragraph under it."""
 

@@ -188,8 +188,11 @@ def other_data(groups: Iterable[Group]) -> str:
     data: dict[str, list[str]] = defaultdict(list)
     partitions: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        data[str(run.environment.get("data"))].append(run.name)
-        partitions[run.summary.seed][str(run.partition)].append(run.name)
+        # What was not recorded cannot be compared.
+        if "data" in run.environment:
+            data[run.environment["data"]].append(run.name)
+        if run.partition is not None:
+            partitions[run.summary.seed][run.partition].append(run.name)
     if len(data) > 1:
         return f"These runs are of different data sets: {_listed(data)}."
     for seed, found in sorted(partitions.items()):
