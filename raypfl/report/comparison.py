@@ -96,7 +96,7 @@ class Comparison:
                     "worst decile",
                     "last ten",
                 ),
-                *(f"to {self.reference}", f"{LEVEL:.0%} interval", "better on", "bytes", "seconds"),
+                *("difference", f"{LEVEL:.0%} interval", "better on", "bytes", "seconds"),
             ),
             tuple(self._cells(row) for row in self.rows),
             words=2,

@@ -6,6 +6,7 @@ Beside the page lies each picture as a PNG file. Nothing but the folder `out` is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from raypfl.errors import StorageError
 from raypfl.records.files import storage_errors, write_text
@@ -99,6 +101,7 @@ def render(groups: Sequence[Group], sections: Sequence[Section]) -> str:
     """The page as HTML."""
     template = files("raypfl.report").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["breakable"] = _breakable
     runs = [run for group in groups for run in group.runs]
     labels = [group.label for group in groups]
     data = sorted({str(run.config.get("data", {}).get("name", "unknown data")) for run in runs})
@@ -176,6 +179,11 @@ def _sections(groups: Sequence[Group], comparison: Comparison, missing: Sequence
         Section("environment", "Environment", (_environment(groups),)),
         Section("missing", "What these runs do not have", notes=tuple(missing)),
     )
+
+
+def _breakable(text: str) -> Markup:
+    """Text whose long names may go on in a new line after an underscore, a slash or a sign."""
+    return Markup(re.sub("([_/=.])", r"\1<wbr>", str(escape(text))))
 
 
 def _settings(groups: Sequence[Group]) -> tuple[Grid, ...]:

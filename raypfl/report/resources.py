@@ -50,7 +50,7 @@ def accuracy_by_bytes(groups: Sequence[Group]) -> list[Picture]:
     lines: list[Line] = []
     for group in groups:
         found = line(group.label, [of_view(run, group.view, "accuracy_mean") for run in group.runs])
-        spent = fmean_series([_bytes_by_round(run).cumsum() for run in group.runs])
+        spent = mean_series([_bytes_by_round(run).cumsum() for run in group.runs])
         if found is not None and spent.sum() > 0:
             # On a logarithmic axis there is no place for what costs nothing.
             paid = Line(group.label, *(values[found.x > 0] for values in found[1:]))
@@ -186,7 +186,7 @@ def virtual_time(groups: Sequence[Group]) -> list[Picture]:
         found = line(group.label, [of_view(run, group.view, "accuracy_mean") for run in group.runs])
         if found is None or any(own.empty for own in ends):
             continue
-        time = fmean_series(ends)
+        time = mean_series(ends)
         x = np.array([0.0 if round == 0 else time.get(round, np.nan) for round in found.x])
         lines.append(found._replace(x=x))
     picture = draw(
@@ -203,14 +203,16 @@ def virtual_time(groups: Sequence[Group]) -> list[Picture]:
     return [picture] if picture else []
 
 
-def fmean_series(series: Sequence[pd.Series[float]]) -> pd.Series[float]:
+def mean_series(series: Sequence[pd.Series[float]]) -> pd.Series[float]:
     """The mean of several series in the places that all of them have."""
     return pd.concat(series, axis=1, join="inner").mean(axis=1)
 
 
 def _virtual_ends(run: Run) -> pd.Series[float]:
     times = run.table("clock", ["round", "client", "end"])
-    return times.groupby("round")["end"].max().cummax()
+    ends: pd.Series[float] = times.groupby("round")["end"].max().cummax()
+    # Peers at their own pace may have begun nothing in a round.
+    return ends.reindex(range(1, run.summary.rounds + 1)).ffill() if len(ends) else ends
 
 
 def _bytes_by_round(run: Run) -> pd.Series[float]:

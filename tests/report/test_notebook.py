@@ -34,14 +34,14 @@ result.plot_collaboration()
 ---
 result.clients().groupby(["run", "round"], observed=True)["accuracy"].mean().unstack()
 ---
-result.report()
+result.plot_partition()
 """
 
 
 # Sockets and temporary folders of the kernel's client are its own affair.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_notebook_from_run_to_report(tmp_path: Path) -> None:
+def test_a_notebook_from_run_to_pictures(tmp_path: Path) -> None:
     sources = CELLS.replace("STORAGE", repr(str(tmp_path))).split("---\n")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
@@ -51,13 +51,12 @@ def test_a_notebook_from_run_to_report(tmp_path: Path) -> None:
     assert '<progress max="2" value="2"' in local["text/html"]
     assert diversifed["text/plain"].startswith("[2/2] diversifed-seed0  round 2/2")
     assert "<table>" in result["text/html"] and "diversifed" in result["text/html"]
-    (comparison,), (curve,), (matrices,), (frame,), (report,) = shown[1:]
+    (comparison,), (curve,), (matrices,), (frame,), (dealt,) = shown[1:]
     assert "95% interval" in comparison["text/html"]
     assert 'alt="Line chart' in curve["text/html"]
     assert "Coefficients of the server&#x27;s combination" in matrices["text/html"]
     assert "local-seed0" in frame["text/plain"]
-    assert str(tmp_path / "tour" / "report" / "index.html") in report["text/plain"]
-    assert (tmp_path / "tour" / "report" / "index.html").is_file()
+    assert "Bubble chart of 10 classes by 4 clients" in dealt["text/html"]
 
 
 def test_elsewhere_nothing_is_shown() -> None:
