@@ -46,14 +46,21 @@ app.add_typer(
     bench_app, name="bench", help="Time rounds beside a plain PyTorch loop, or methods beside FedAvg."
 )
 
-Config = Annotated[Path, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
+Config = Annotated[str, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Changes as key=value: partition.alpha=0.1 method.name=fedavg seed=[1,2,3]"),
 ]
+AllowImports = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        help="A package of which the configuration may name models; also RAYPFL_ALLOW_IMPORTS=one,two.",
+    ),
+]
 
 
-Runs = Annotated[list[Path], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
+Runs = Annotated[list[str], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
 
 
 class At(str, Enum):
@@ -83,34 +90,51 @@ def _raypfl(
 
 
 @app.command()
-def run(config: Config, overrides: Overrides = None) -> None:
+def run(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
     """Run every method with every seed of a configuration."""
     from raypfl import experiment
     from raypfl.console import console_for
 
     with console_for() as console:
-        experiment.run(config, overrides or [], console=console)
+        experiment.run(config, overrides or [], console=console, allow_imports=allow_imports or [])
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an experiment.")],
+    run: Annotated[str, typer.Argument(help="The folder or address of a run, or of an experiment.")],
     overrides: Overrides = None,
+    allow_imports: AllowImports = None,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
     from raypfl import experiment
     from raypfl.console import console_for
 
     with console_for() as console:
-        experiment.resume(run, overrides or [], console=console)
+        experiment.resume(run, overrides or [], console=console, allow_imports=allow_imports or [])
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None) -> None:
+def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
     """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
     from raypfl import experiment
 
-    typer.echo(experiment.plan(config, overrides or []))
+    typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
+
+
+@app.command()
+def scale(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in the folder that is there; measure what is missing.")
+    ] = False,
+) -> None:
+    """Measure rounds as clients, hosts, cohorts and models grow: a file with a section `scale`."""
+    from raypfl import scaling
+    from raypfl.console import console_for
+
+    with console_for() as console:
+        scaling.run(config, overrides or [], resume=resume, console=console)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from io import TextIOBase
 from textwrap import wrap
 from typing import NamedTuple, TextIO
 
@@ -99,7 +100,7 @@ def console_for(stream: TextIO | None = None) -> Console:
 class PlainConsole(Console):
     """One line a round, for files, pipes and logs."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | TextIOBase) -> None:
         self._stream = stream
 
     def begin(self, title: RunTitle) -> None:
@@ -123,7 +124,8 @@ class PlainConsole(Console):
 
     def note(self, text: str) -> None:
         """Print the text."""
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def table(self, grid: Grid) -> None:
         """Print the table as aligned text."""

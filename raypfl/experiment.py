@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
@@ -26,11 +25,13 @@ from raypfl.errors import CheckpointError, ConfigError, StorageError
 from raypfl.methods import METHODS
 from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
-from raypfl.records.files import storage_errors, write_json, write_text
+from raypfl.records.files import replacing, storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
+from raypfl.records.log import Ownership, run_log
 from raypfl.records.manifest import Manifest, check_same
 from raypfl.records.metrics import Metrics
 from raypfl.records.ranking import ranked_table, write_summary
+from raypfl.records.storage import Place, place
 from raypfl.records.summary import summarise
 from raypfl.result import Result
 from raypfl.settings import ExperimentConfig, RunConfig
@@ -42,13 +43,20 @@ EXPERIMENT = "experiment.yaml"
 """In the folder of several runs: the configuration of all of them."""
 
 
-def run(config: Source, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def run(
+    config: Source,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Run every method with every seed of a configuration.
 
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
         console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
+        allow_imports: packages of which a configuration file may name models.
 
     Returns:
         The results: one run, or several below one folder.
@@ -56,7 +64,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     Raises:
         RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
     """
-    settings = load(config, overrides)
+    settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
     with _Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
@@ -71,26 +79,36 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
         return workshop.finish(top)
 
 
-def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def resume(
+    path: str | Place,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Continue a run, or all runs of an experiment, to the same bits as if nothing had happened.
 
     Args:
-        path: the folder that the run printed.
+        path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
         console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
+        allow_imports: packages of which its configuration may name models.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         StorageError: there is no run at `path`.
     """
-    top = RunFolder(Path(path).expanduser().absolute())
-    several = (top.path / EXPERIMENT).is_file()
-    recorded = top.path / EXPERIMENT if several else top.config
-    if not recorded.is_file():
+    top = RunFolder(place(path))
+    with storage_errors(top.path, "read"):
+        several = (top.path / EXPERIMENT).is_file()
+        recorded = top.path / EXPERIMENT if several else top.config
+        there = recorded.is_file()
+    if not there:
         raise StorageError(
             f"{top.path} is not a run: it has no config.yaml. Give the folder that the run printed."
         )
-    before, settings = load(recorded), load(recorded, overrides)
+    before = load(recorded, allow_imports=allow_imports)
+    settings = load(recorded, overrides, allow_imports=allow_imports)
     runs = expand(settings)
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
@@ -108,7 +126,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
         return workshop.finish(top)
 
 
-def plan(config: Source, overrides: Sequence[str] = ()) -> str:
+def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()) -> str:
     """What the runs of a configuration would need, checked against this machine or cluster.
 
     Raises:
@@ -116,7 +134,7 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     """
     workshop = _Workshop(Console())
     texts = []
-    for label, one in expand(load(config, overrides)).items():
+    for label, one in expand(load(config, overrides, allow_imports=allow_imports)).items():
         world = workshop.world_of(one)
         texts.append(f"{label}\n{describe(world, workshop.pool)}")
     return "\n\n".join(texts)
@@ -153,7 +171,8 @@ class _Workshop:
 
     def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
         """Begin or continue one run."""
-        with _alone(folder) as log:
+        with run_log(folder) as log:
+            owner = Ownership(folder)
             checkpoint, manifest = driver.last_checkpoint(folder)
             done = 0 if manifest is None else manifest.round
             if done > config.rounds:
@@ -171,7 +190,11 @@ class _Workshop:
             self._describe(folder, world)
             method = METHODS[config.method.name]
             metrics = Metrics(
-                folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
+                folder.metrics,
+                method=config.method.name,
+                seed=config.seed,
+                reported=method.reported,
+                before_write=owner.check,
             )
             metrics.truncate(done, evaluated=is_evaluated(config, done))
             model, point = method.reported
@@ -197,7 +220,7 @@ class _Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
-            f"    {command} report {_typed_path(top.path)}\n"
+            f"    {command} report {top.path}\n"
             f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
@@ -218,7 +241,8 @@ class _Workshop:
                 "threads": world.config.engine.threads,
             }
             write_json(folder.environment, environment() | settled)
-        world.federation.save(folder.partition)
+        with replacing(folder.partition) as temporary:
+            world.federation.save(temporary)
         table = io.StringIO()
         rows = csv.writer(table)
         rows.writerow(
@@ -233,12 +257,12 @@ class _Workshop:
         if config.engine.name == "local":
             return LocalEngine(world, self.pool)
         # Only here, so that everything else works where Ray is not installed.
-        from raypfl.engine.placement import connected, place
+        from raypfl.engine.placement import connected, nodes_alive, place
         from raypfl.engine.ray import Crew, RayEngine, share, stored
 
         if self._shared is None:
-            self._nodes = self._stack.enter_context(connected(config.engine.address))
-        placement = place(world, self._nodes)
+            self._stack.enter_context(connected(config.engine.address))
+        placement = place(world, nodes_alive())
         if self._shared is None or self._shared[0] != self._which_pool(config):
             which = self._which_pool(config)
             self._shared = which, share(self.pool)
@@ -250,21 +274,6 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
-
-
-@contextmanager
-def _alone(folder: RunFolder) -> Iterator[TextIO]:
-    """The run's log, locked: two processes in one folder would overwrite each other's tables."""
-    with storage_errors(folder.log):
-        log = folder.log.open("a")
-    with log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"{folder.path} is in use by another process. Wait for it, or end it."
-            ) from None
-        yield log
 
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:
@@ -293,11 +302,6 @@ def _typed(program: str) -> str:
         return str((here / name).relative_to(Path.cwd()))
     except ValueError:
         return str(here / name)
-
-
-def _typed_path(path: Path) -> str:
-    """A path as short as it can be typed here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _name(config: ExperimentConfig) -> str:

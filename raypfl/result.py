@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import asdict
 from importlib import import_module
-from pathlib import Path
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from raypfl.records.folder import RunFolder
 from raypfl.records.grid import Grid, html_table, plain
 from raypfl.records.metrics import PAIRS_SCHEMA
 from raypfl.records.ranking import ranked_table
+from raypfl.records.storage import Place, parquet
 from raypfl.records.summary import summarise
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Result:
     Tables have the columns of the Parquet files after a first column `run`, the name of each run's folder.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Open `path`.
+    def __init__(self, path: str | Place) -> None:
+        """Open `path`, a folder or an address such as `s3://bucket/runs/name`.
 
         Raises:
             StorageError: there is no run at `path`.
@@ -41,7 +42,7 @@ class Result:
         self._folder = RunFolder.open(path)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Place:
         """The folder."""
         return self._folder.path
 
@@ -80,6 +81,10 @@ class Result:
         """Virtual time (`clock`): a row per client and iteration, and, as client -1, per round of all."""
         return self._frame("clock")
 
+    def dropped(self) -> pd.DataFrame:
+        """Clients that were left out of a round (`faults.policy`): a row each, with the reason."""
+        return self._frame("dropped")
+
     def partition(self) -> pd.DataFrame:
         """Who has which samples: a row per client and split, with a column for each class."""
         import pandas as pd
@@ -87,19 +92,19 @@ class Result:
         parts = []
         for run in self._folder.runs():
             with storage_errors(run.partition_table, "read"):
-                table = pd.read_csv(run.partition_table)
+                table = pd.read_csv(StringIO(run.partition_table.read_text()))
             table.insert(0, "run", run.path.name)
             parts.append(table)
         frame: pd.DataFrame = pd.concat(parts, ignore_index=True)
         return frame
 
-    def compare(self, *others: Result | str | Path, **options: Any) -> Comparison:
+    def compare(self, *others: Result | str | Place, **options: Any) -> Comparison:
         """These runs and others ranked, with paired differences: `raypfl.compare` with its options."""
         from raypfl.report.comparison import compare
 
         return compare(self, *others, **options)
 
-    def report(self, out: str | Path | None = None) -> Path:
+    def report(self, out: str | Place | None = None) -> Place:
         """Write the page of these runs with all pictures; its path. In `report`, inside the folder, if None.
 
         Raises:
@@ -168,7 +173,7 @@ class Result:
                 table = PAIRS_SCHEMA.empty_table()
             else:
                 with storage_errors(path, "read"):
-                    table = pq.read_table(path)
+                    table = pq.read_table(**parquet(path))
             runs = pa.array([run.path.name] * len(table)).dictionary_encode()
             tables.append(table.add_column(0, "run", runs))
         frame: pd.DataFrame = pa.concat_tables(tables).unify_dictionaries().to_pandas()

@@ -7,6 +7,7 @@ what belongs to none of them, and the checks that need more than one key.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
@@ -17,10 +18,12 @@ from raypfl.clock import VirtualClock
 from raypfl.clock.config import Given
 from raypfl.config import StrictModel
 from raypfl.data import DataConfig, PartitionConfig
+from raypfl.engine.faults import FaultsConfig
 from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.methods.contract import Model, Point
 from raypfl.models import ModelConfig
+from raypfl.records.storage import Remote, is_remote
 from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
 
@@ -161,7 +164,9 @@ class Settings(StrictModel):
     """What an experiment and each of its runs have in common."""
 
     name: str | None = Field(None, description="the run's folder below storage_path; null: method-data-time")
-    storage_path: Path = Path("./runs")
+    storage_path: str = Field(
+        "runs", description="the folder of runs, or its address: s3://bucket/runs, gs://..., hdfs://..."
+    )
     rounds: PositiveInt
     data: DataConfig
     partition: PartitionConfig
@@ -181,6 +186,19 @@ class Settings(StrictModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    faults: FaultsConfig = FaultsConfig()
+
+    @field_validator("storage_path", mode="before")
+    @classmethod
+    def _a_path(cls, given: object) -> object:
+        return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+    @field_validator("storage_path")
+    @classmethod
+    def _no_secrets(cls, path: str) -> str:
+        if is_remote(path):
+            Remote(path)
+        return path
 
     @field_validator("name")
     @classmethod
@@ -203,6 +221,20 @@ class Settings(StrictModel):
             raise ConfigError(
                 "resources.device = cuda with resources.num_gpus_per_actor = 0: on Ray, actors see only the "
                 "GPUs they ask for. Set resources.num_gpus_per_actor, for instance 0.25 for four hosts a GPU."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _faults_that_can_be_answered(self) -> Settings:
+        if self.faults.deadline is not None and self.engine.name == "local":
+            raise ConfigError(
+                f"faults.deadline = {self.faults.deadline:g} with engine.name = local: clients that hang in "
+                "this very process cannot be ended. Use engine.name=ray, or faults.deadline=null."
+            )
+        if self.faults.policy == "drop_clients" and self.clock is not None and self.clock.mode == "async":
+            raise ConfigError(
+                "faults.policy = drop_clients with clock.mode = async: there is no round that a client could "
+                "be left out of. Use restart or fail."
             )
         return self
 

@@ -80,6 +80,12 @@ def place(world: World, nodes: Sequence[Node]) -> Placement:
     return placement
 
 
+def fewer(placement: Placement, nodes: Sequence[Node]) -> Placement:
+    """The placement with as many hosts as fit, at least one; no result depends on their number."""
+    room = _room(placement, nodes)
+    return replace(placement, num_hosts=max(1, int(min(placement.num_hosts, room))))
+
+
 def _room(ask: Placement, nodes: Sequence[Node]) -> float:
     """Hosts that fit all nodes, the server where it leaves most room; 0 if it fits nowhere."""
     alone = [_hosts_on(node, ask) for node in nodes]
@@ -144,7 +150,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     import ray
 
     if ray.is_initialized():
-        yield _nodes()
+        yield nodes_alive()
         return
     address = address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
@@ -159,7 +165,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         where = "on this machine" if address is None else f"at {address}"
         raise PlacementError(f"no Ray cluster {where}: {error}") from None
     try:
-        yield _nodes()
+        yield nodes_alive()
     finally:
         ray.shutdown()
 
@@ -178,7 +184,8 @@ def _knock(address: str) -> None:
         ) from None
 
 
-def _nodes() -> list[Node]:
+def nodes_alive() -> list[Node]:
+    """The nodes of the cluster that this process is connected to."""
     import ray
 
     found = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]

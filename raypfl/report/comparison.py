@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from raypfl.errors import ComparisonError, ConfigError
 from raypfl.explain import suggest
 from raypfl.records.grid import Grid, html_table, plain
+from raypfl.records.storage import Place, Remote
 from raypfl.report.intervals import LEVEL, Interval, paired_interval
 from raypfl.report.loading import (
     AT,
@@ -143,7 +144,7 @@ class Comparison:
 
 
 def compare(
-    *runs: Result | str | Path, reference: str | None = None, at: str = "best", anyway: bool = False
+    *runs: Result | str | Place, reference: str | None = None, at: str = "best", anyway: bool = False
 ) -> Comparison:
     """Compare runs; those that differ in their seed only are one row.
 
@@ -158,7 +159,7 @@ def compare(
         ConfigError: there is no such reference, or no such `at`.
         StorageError: a folder is none of a run.
     """
-    paths = [run if isinstance(run, str | Path) else run.path for run in runs]
+    paths = [run if isinstance(run, str | Path | Remote) else run.path for run in runs]
     return compare_groups(read_groups(paths), reference=reference, at=at, anyway=anyway)
 
 

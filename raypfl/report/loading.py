@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from raypfl.errors import StorageError
 from raypfl.records.files import storage_errors
 from raypfl.records.folder import RunFolder
 from raypfl.records.manifest import MAY_DIFFER, leaves
+from raypfl.records.storage import Place, parquet
 from raypfl.records.summary import Figures, Score, Summary, summarise
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ class Run:
             nothing: pd.DataFrame = pd.DataFrame({name: [] for name in columns or ()})
             return nothing
         with storage_errors(path, "read"):
-            frame: pd.DataFrame = pq.read_table(path, columns=columns).to_pandas()
+            frame: pd.DataFrame = pq.read_table(**parquet(path), columns=columns).to_pandas()
         return frame
 
     @cached_property
@@ -126,19 +128,15 @@ class Run:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """Bytes of each round, source, destination and kind."""
-        path = self.folder.metrics / "traffic.parquet"
-        by = ["round", "src", "dst", "kind"]
-        with storage_errors(path, "read"):
-            table = pq.read_table(path, columns=[*by, "bytes"])
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
+        """Bytes of every message, with round, source, destination and kind."""
+        return self.table("traffic", ["round", "src", "dst", "kind", "bytes"])
 
     @cached_property
     def samples(self) -> pd.DataFrame:
         """`partition.csv`: samples of each client and split, in all and per class."""
         with storage_errors(self.folder.partition_table, "read"):
-            frame: pd.DataFrame = pd.read_csv(self.folder.partition_table)
+            text = self.folder.partition_table.read_text()
+        frame: pd.DataFrame = pd.read_csv(StringIO(text))
         return frame
 
     def client_scores(self, round: int, view: str) -> pd.Series[float]:
@@ -179,19 +177,20 @@ class Group:
         return [score for score in found if score is not None]
 
 
-def read_groups(paths: Iterable[str | Path]) -> list[Group]:
+def read_groups(paths: Iterable[str | Place]) -> list[Group]:
     """Read runs and bring together what differs in its seed only, best first.
 
     Args:
-        paths: folders of runs, or of several runs each.
+        paths: folders of runs, or of several runs each; addresses of other storage, too.
 
     Raises:
         StorageError: a folder is none of a run, or has no tables yet.
     """
-    folders: dict[Path, RunFolder] = {}
+    folders: dict[Place, RunFolder] = {}
     for path in paths:
         for folder in RunFolder.open(path).runs():
-            folders.setdefault(folder.path.resolve(), folder)
+            where = folder.path.resolve() if isinstance(folder.path, Path) else folder.path
+            folders.setdefault(where, folder)
     if not folders:
         raise StorageError("no run was given. Give the folders that runs printed, such as runs/NAME.")
     alike: dict[str, list[Run]] = defaultdict(list)

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -21,6 +20,7 @@ from raypfl.records.files import storage_errors, write_text
 from raypfl.records.folder import RunFolder
 from raypfl.records.grid import Grid
 from raypfl.records.ranking import figures_table
+from raypfl.records.storage import Place, place
 from raypfl.report import clients, collaboration, curves, partition, resources
 from raypfl.report.comparison import Comparison, compare_groups
 from raypfl.report.loading import Group, Run, differing_options, has_validation, read_groups
@@ -58,13 +58,13 @@ class Section(NamedTuple):
 class Page(NamedTuple):
     """What was written."""
 
-    path: Path
+    path: Place
     pictures: tuple[Picture, ...]
     missing: tuple[str, ...]
     """What the runs do not have, and how to get it."""
 
 
-def write(runs: Iterable[str | Path], out: str | Path | None = None) -> Page:
+def write(runs: Iterable[str | Place], out: str | Place | None = None) -> Page:
     """Write the page of some runs and its pictures.
 
     Args:
@@ -75,9 +75,9 @@ def write(runs: Iterable[str | Path], out: str | Path | None = None) -> Page:
     Raises:
         StorageError: a folder is none of a run, or `out` cannot be written.
     """
-    runs = [Path(run) for run in runs]
+    runs = list(runs)
     groups = read_groups(runs)
-    folder = Path(out).expanduser() if out is not None else RunFolder.open(runs[0]).path / FOLDER
+    folder = place(out) if out is not None else RunFolder.open(runs[0]).path / FOLDER
     if (folder / "config.yaml").exists():
         raise StorageError(
             f"{folder} is the folder of a run. Give --out another one, such as {folder}/report."
@@ -246,10 +246,11 @@ def _unfinished(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _pictures_of(folder: Path) -> list[Path]:
+def _pictures_of(folder: Place) -> list[Place]:
     """The pictures of an earlier report in a folder: those that its page shows."""
     index = folder / INDEX
     if not index.is_file():
         return []
-    page = index.read_text(encoding="utf-8", errors="replace")
-    return [path for path in folder.glob("*.png") if f'<figure id="{path.stem}">' in page]
+    page = index.read_text(encoding="utf-8")
+    every: Iterable[Place] = folder.glob("*.png")
+    return [path for path in every if f'<figure id="{path.name.removesuffix(".png")}">' in page]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -24,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from raypfl.records.files import replacing
+from raypfl.records.storage import Place, place
 
 WIDTH = 4.6
 """Inches. A phone shows this width at about four fifths, so that letters stay readable."""
@@ -77,15 +77,16 @@ class Picture:
             self.figure.savefig(buffer, format="png", dpi=DPI, metadata={"Title": self.title})
         return buffer.getvalue()
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Place) -> Place:
         """Write the PNG file.
 
         Raises:
             StorageError: it cannot be written.
         """
-        with replacing(Path(path)) as temporary:
+        where = place(path)
+        with replacing(where) as temporary:
             temporary.write_bytes(self.png)
-        return Path(path)
+        return where
 
     @property
     def image(self) -> str:
@@ -155,14 +156,14 @@ def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Pen]]) -> Non
     points = np.array([transform.transform((x, y)) for _, x, y, _ in ends])
     heights = points[:, 1].clip(0, 1)
     places = apart(heights, gap=min(0.145 / inches, 1 / len(ends)))
-    for (label, _, _, pen), end, height, place in zip(ends, points[:, 0], heights, places, strict=True):
+    for (label, _, _, pen), end, height, level in zip(ends, points[:, 0], heights, places, strict=True):
         # Of a line that ends early, thin, so that it does not look as if it went on.
         width = 0.9 if end > 0.9 else 0.4
         options: Any = {"color": pen.color, "transform": axes.transAxes, "clip_on": False}
-        axes.plot((end, 1.06), (height, place), linestyle=pen.linestyle, linewidth=width, **options)
+        axes.plot((end, 1.06), (height, level), linestyle=pen.linestyle, linewidth=width, **options)
         axes.text(
             1.07,
-            place,
+            level,
             label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…",
             fontsize=8.5,
             va="center",
