@@ -138,6 +138,9 @@ def load_of(run: Run) -> Load:
 
 def seconds(groups: Sequence[Group]) -> list[Picture]:
     """Mean wall-clock seconds of a round, by what is done in it."""
+    groups = [group for group in groups if all(run.summary.rounds for run in group.runs)]
+    if not groups:
+        return []
     names = [group.label for group in groups]
     parts: dict[str, list[float]] = {"training": [], "evaluation": [], "server": []}
     for group in groups:

@@ -124,6 +124,14 @@ def test_a_run_that_was_never_evaluated_still_has_a_page(tmp_path):
     assert write([tmp_path]).pictures
 
 
+def test_a_run_that_has_just_begun_is_shown_as_far_as_it_has_got(tmp_path):
+    made_run(tmp_path, "begun", accuracy=(), rounds=5)
+    found = write([tmp_path])
+    assert "begun is at round 0 of 5" in found.path.read_text()
+    # Its data are all that there is to see.
+    assert [picture.name for picture in found.pictures] == ["partition-1"]
+
+
 def test_runs_of_other_data_are_shown_with_a_warning(tmp_path, curves_only):
     made_run(tmp_path, "a", partition="1" * 64)
     made_run(tmp_path, "b", method="local")
