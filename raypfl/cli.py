@@ -80,6 +80,13 @@ class Topic(str, Enum):
     models = "models"
 
 
+class Profile(str, Enum):
+    """How `raypfl paper` runs a table."""
+
+    full = "full"
+    small = "small"
+
+
 @app.callback()
 def _raypfl(
     traceback: Annotated[
@@ -173,6 +180,44 @@ def report(
         typer.echo(f"Not in it: {remark}")
 
 
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = Profile.full,
+    only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long.")] = False,
+) -> None:
+    """Run a table or figure of a paper, as far as it was not run yet, and show it beside the printed one."""
+    from raypfl import paper as papers
+    from raypfl.console import console_for
+
+    if name is None:
+        tables = papers.known()
+        for key, table in tables.items():
+            typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
+        return
+    with console_for() as console:
+        chosen: papers.Profile = "small" if profile is Profile.small else "full"
+        papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="What configurations call it, such as fedprox.")],
+    folder: Annotated[Path, typer.Option(help="Where its package is written.")] = Path("."),
+) -> None:
+    """Write a package with a method of your own: FedAvg to begin with, held to every method's contract."""
+    from raypfl.scaffold import new_method
+
+    for path in new_method(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: pip install -e {folder / name}, then pytest {folder / name}")
+
+
 @bench_app.command("rounds")
 def bench_rounds(
     names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
@@ -225,20 +270,23 @@ def main() -> None:
 
 
 def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl import plugins
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
     from raypfl.topology import TOPOLOGIES
 
+    added = plugins.install()
     tables = {
         Topic.datasets: SOURCES,
         Topic.partitions: PARTITIONS,
         Topic.models: MODELS,
         Topic.topologies: TOPOLOGIES,
     }
+    broken = added[plugins.GROUP_OF[topic.value]].broken if topic.value in plugins.GROUP_OF else {}
     if topic is Topic.methods:
-        return {name: method.summary for name, method in METHODS.items()}
-    return dict(tables[topic])
+        return {name: method.summary for name, method in METHODS.items()} | broken
+    return {**tables[topic], **broken}
 
 
 def _stop(message: str, status: int) -> NoReturn:

@@ -59,3 +59,7 @@ class ClientError(RaypflError):
     def __init__(self, text: str, clients: Sequence[int] = (), *, hung: bool = False) -> None:
         super().__init__(text)
         self.clients, self.hung = tuple(clients), hung
+
+
+class PluginError(RaypflError):
+    """A package that adds to raypfl takes a name that is taken."""

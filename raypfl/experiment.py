@@ -7,7 +7,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,21 @@ from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Both, Console, PlainConsole, RunTitle
 from raypfl.data import Pool
-from raypfl.engine import driver
+from raypfl.data.sources.images import ImageConfig
+from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
-from raypfl.errors import CheckpointError, ConfigError, StorageError
+from raypfl.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    PartitionError,
+    RaypflError,
+    StorageError,
+)
 from raypfl.methods import METHODS
 from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
@@ -140,6 +149,51 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
     return "\n\n".join(texts)
 
 
+def finished(path: Path) -> bool:
+    """Whether the run of `complete` in this folder has come to its end."""
+    return RunFolder(path).summary.is_file()
+
+
+def complete(
+    runs: Mapping[Path, RunConfig], *, console: Console | None = None
+) -> Iterator[tuple[Path, RaypflError | None]]:
+    """Begin runs, go on with those that were interrupted, and leave alone what is finished.
+
+    Args:
+        runs: each by its folder, which belongs to this configuration alone.
+        console: what shows the progress; nothing does by default.
+
+    Yields:
+        Each folder when its run has ended, with the error if the data cannot be had or dealt as configured,
+        or a model diverged; other errors are raised.
+    """
+    with _Workshop(console or Console()) as workshop:
+        for number, (path, config) in enumerate(runs.items(), 1):
+            try:
+                if not finished(path):
+                    with storage_errors(path, "create"):
+                        path.mkdir(parents=True, exist_ok=True)
+                    workshop.work(RunFolder(path), config, path.name, number, len(runs))
+            except (DataError, PartitionError, DivergedError) as error:
+                yield path, error
+            else:
+                yield path, None
+
+
+def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
+    """Seconds of training that each run would take on one core of this machine, by an epoch of one client.
+
+    None where the data cannot be had or dealt, or that epoch diverges.
+    """
+    workshop = _Workshop(Console())
+    for config in configs:
+        try:
+            world = workshop.world_of(config)
+            yield planning.expected_seconds(world, workshop.pool)
+        except (DataError, PartitionError, DivergedError):
+            yield None
+
+
 class _Workshop:
     """What the runs of one experiment share: the data set in memory, and a connection to Ray."""
 
@@ -227,7 +281,9 @@ class _Workshop:
         return Result(top.path)
 
     def _which_pool(self, config: RunConfig) -> str:
-        return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
+        # Images are the same for every seed; what is generated may not be.
+        seed = "" if isinstance(config.data, ImageConfig) else config.seed
+        return f"{config.data.model_dump_json()}/{seed}"
 
     def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""

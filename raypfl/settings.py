@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from raypfl import plugins
 from raypfl.clock import VirtualClock
 from raypfl.clock.config import Given
 from raypfl.config import StrictModel
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
         name: str
 
 else:
-    MethodConfig = Annotated[
-        Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
-        Field(discriminator="name"),
-    ]
+    # What other packages add stands beside what comes with the project.
+    MethodConfig = plugins.union_with(
+        Annotated[
+            Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
+            Field(discriminator="name"),
+        ],
+        plugins.METHOD_GROUP,
+    )
+    DataConfig = plugins.union_with(DataConfig, plugins.DATA_GROUP)
+    PartitionConfig = plugins.union_with(PartitionConfig, plugins.PARTITION_GROUP)
+    ModelConfig = plugins.union_with(ModelConfig, plugins.MODEL_GROUP)
 
 OF_PEERS = ("mode", "order", "timeout", "offset", "period")
 OF_SERVERS = ("deadline", "over_selection")
