@@ -60,6 +60,16 @@ AllowImports = Annotated[
 ]
 
 
+Runs = Annotated[list[str], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
+
+
+class At(str, Enum):
+    """Which round `raypfl compare` takes."""
+
+    best = "best"
+    last = "last"
+
+
 class Topic(str, Enum):
     """What `raypfl list` can list."""
 
@@ -165,6 +175,42 @@ def scale(
 
     with console_for() as console:
         scaling.run(config, overrides or [], resume=resume, console=console)
+
+
+@app.command()
+def compare(
+    runs: Runs,
+    reference: Annotated[
+        str | None, typer.Option(help="Method or row that differences are taken to; the best if none.")
+    ] = None,
+    at: Annotated[At, typer.Option(help="Which round: the best, or the last evaluated.")] = At.best,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also other data or partitions, without differences then.")
+    ] = False,
+) -> None:
+    """Rank runs, with differences that are paired by client and seed."""
+    from raypfl.console import console_for
+    from raypfl.report.comparison import compare
+
+    found = compare(*runs, reference=reference, at=at.value, anyway=anyway)
+    with console_for() as console:
+        console.table(found.grid)
+        for note in found.notes:
+            console.note(f"Note: {note}")
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder; RUN/report if none, of the first run.")] = None,
+) -> None:
+    """Write a page with all pictures and tables, index.html, and each picture as a PNG."""
+    from raypfl.report.page import write
+
+    page = write(runs, out)
+    typer.echo(f"{page.path}: {len(page.pictures)} pictures, each also as PNG beside it.")
+    for remark in page.missing:
+        typer.echo(f"Not in it: {remark}")
 
 
 @app.command()

@@ -33,6 +33,7 @@ from raypfl.errors import (
     StorageError,
 )
 from raypfl.methods import METHODS
+from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
 from raypfl.records.files import replacing, storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
@@ -64,7 +65,7 @@ def run(
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which a configuration file may name models.
 
     Returns:
@@ -75,7 +76,7 @@ def run(
     """
     settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
-    with Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
@@ -100,7 +101,7 @@ def resume(
     Args:
         path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which its configuration may name models.
 
     Raises:
@@ -122,7 +123,7 @@ def resume(
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
     check_same(str(recorded), to_dict(then), to_dict(now))
-    with Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
         if several:
@@ -293,6 +294,7 @@ class Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    {command} report {top.path}\n"
             f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )

@@ -102,7 +102,9 @@ class EvaluationConfig(StrictModel):
     models: tuple[Model, ...] = Field(
         ("personalised", "global", "alternative"), min_length=1, description="those a method has"
     )
-    diagnostics: bool = Field(False, description="record what the method says about the server's step")
+    diagnostics: bool = Field(
+        False, description="record what the method says of the server's step, and matrices between clients"
+    )
     clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
 
     @field_validator("points", "models")

@@ -23,10 +23,13 @@ from raypfl.engine.phases import PhaseClock, Spent
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
 from raypfl.errors import ClientError
-from raypfl.methods import Message, Plan
+from raypfl.methods import Message, Pairs, Plan
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
+
+MOST_CLIENTS = 256
+"""Of larger matrices between clients, the entries between those with the lowest ids are recorded."""
 
 
 class Opening(NamedTuple):
@@ -39,6 +42,8 @@ class Opening(NamedTuple):
     """Messages to participants, by column."""
     diagnostics: dict[str, float]
     """What the method says about its step, by name."""
+    pairs: list[dict[str, Any]]
+    """Who collaborates with whom in this step, by column, a block a matrix."""
     seconds: float
     phases: dict[Phase, Spent]
     """What the seconds were spent on; empty unless `World.phases`."""
@@ -159,11 +164,16 @@ class Hub:
                 asked = (*step.due, self.plan.round, step.shown)
                 work.append(Work(round, ids[here], uploads[here], part, *asked))
         seconds = time.perf_counter() - begin
-        wanted = due.train and step.read is not None and self.world.config.evaluation.diagnostics
-        diagnostics = method.diagnose(self.net, step.read, self.plan, step.down) if wanted else {}
+        diagnostics: dict[str, float] = {}
+        pairs: list[dict[str, Any]] = []
+        if due.train and step.read is not None and self.world.config.evaluation.diagnostics:
+            made = self.net, step.read, self.plan, step.down
+            diagnostics = method.diagnose(*made)
+            if step.due.evaluate_post:
+                pairs = [_entries(name, found) for name, found in method.relations(*made).items()]
         sending = int(uploads.sum())
         traffic, phases = columns_of(step.messages), self.watch.take()
-        return Opening(len(ids), sending, traffic, diagnostics, seconds, phases, step.more), work
+        return Opening(len(ids), sending, traffic, diagnostics, pairs, seconds, phases, step.more), work
 
     def close(self, uploads: Sequence[Upload]) -> Closing:
         """Aggregate the step that was opened last."""
@@ -249,3 +259,14 @@ class Hub:
         if clock is not None and clock.mode == "async":
             return OwnPace(self)
         return Together(self) if clock is None or clock.order == "jacobi" else InTurn(self)
+
+
+def _entries(name: str, found: Pairs) -> dict[str, Any]:
+    """A matrix as rows of the table of pairs, of bounded size."""
+    receivers, sources, values = (field.cpu() for field in found)
+    if len(receivers) > MOST_CLIENTS**2:
+        lowest = torch.cat((receivers, sources)).unique()[:MOST_CLIENTS]
+        kept = torch.isin(receivers, lowest) & torch.isin(sources, lowest)
+        receivers, sources, values = receivers[kept], sources[kept], values[kept]
+    numbers = values.double().numpy()
+    return {"name": name, "receiver": receivers.numpy(), "source": sources.numpy(), "value": numbers}

@@ -114,6 +114,17 @@ class Message(NamedTuple):
     bytes: int
 
 
+class Pairs(NamedTuple):
+    """A number for each of some ordered pairs of clients, as entries of a matrix."""
+
+    receivers: Tensor
+    """The client whose row it is: whose model, head or decision the number goes into. Ids, int64 `[E]`."""
+    sources: Tensor
+    """The client whose column it is. Ids, int64 `[E]`."""
+    values: Tensor
+    """`[E]`."""
+
+
 AS_FEDAVG = 1.15
 """`Method.cost` of methods that do what FedAvg does, a gradient a batch, and little beside it."""
 SERVER = -1
@@ -240,6 +251,14 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         """Numbers about the server's step of this round, by name; asked for by `evaluation.diagnostics`."""
         return {}
 
+    def relations(self, net: Network, hub: HubT, plan: Plan, down: DownT) -> dict[str, Pairs]:
+        """Who collaborates with whom in this round, by the name of the matrix; rows of `plan.ids`.
+
+        Recorded in rounds that are evaluated, where `evaluation.diagnostics` asks for it. Reports pair the
+        names `coefficient`, positive where the source pulls and negative where it pushes, and `distance`.
+        """
+        return {}
+
     @abstractmethod
     def local_update(self, cohort: Cohort, state: StateT, down: DownT) -> tuple[StateT, UpT]:
         """Train the clients of a cohort; rows of all arguments and results are the cohort's clients."""
@@ -302,6 +321,11 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         return [
             message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)
         ]
+
+
+def every_pair(ids: Tensor, values_SS: Tensor) -> Pairs:
+    """All entries of a matrix whose rows and columns are the clients `ids`."""
+    return Pairs(ids.repeat_interleave(len(ids)), ids.repeat(len(ids)), values_SS.reshape(-1))
 
 
 def same_for_all(net: Network, clients: Clients, values: int) -> Tensor:

@@ -24,7 +24,15 @@ from raypfl.algebra import (
     rows_of,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
+from raypfl.methods.contract import (
+    AS_FEDAVG,
+    Clients,
+    Method,
+    Pairs,
+    Plan,
+    every_pair,
+    same_for_all,
+)
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -131,6 +139,22 @@ class Anchored(Published[ConfigT, Down]):
             "anchor_shift": float(moved_S.mean()),
             "anchor_shift_relative": float(moved_S.mean() / distances.median()),
             "weight_norm_max": float(row_norms(w_SP).max()),
+        }
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """C with its diagonal, and the distances between the models that it was made of.
+
+        Nothing in the first round, in which all models are the common start.
+        """
+        w_SP = rows_of(hub.w, plan.ids)
+        if plan.round == 1:
+            return {}
+        a_SS = self.attraction(w_SP, plan.round)
+        c_SS = a_SS + (1.0 - a_SS.sum(1)).diag()
+        distance_SS = pairwise_distances(w_SP)
+        return {
+            "coefficient": every_pair(plan.ids, c_SS),
+            "distance": every_pair(plan.ids, distance_SS),
         }
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
