@@ -121,6 +121,8 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     )
     cpu = torch.device("cpu")
     _check_norms(config)
+    if config.training.augment is not None:
+        config.training.augment.check(input_shape)
     world.method().check(world.network(cpu), world.clients(cpu), config.training)
     check_clock(world)
     return world
