@@ -188,8 +188,10 @@ class Settings(StrictModel):
 
     @field_validator("storage_path", mode="before")
     @classmethod
-    def _a_path(cls, given: object) -> object:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _a_path(cls, given: object) -> str:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError("must be a path")
+        return os.fspath(given)
 
     @field_validator("storage_path")
     @classmethod

@@ -81,6 +81,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
     yield Remote("flaky://bucket/runs")
     Flaky.down, Flaky.refuse_next = False, 0
     Flaky.store.clear()
+    Flaky.pseudo_dirs[:] = [""]
 
 
 def test_addresses_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
