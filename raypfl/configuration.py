@@ -52,10 +52,10 @@ def load(
     if isinstance(source, Mapping):
         where, raw = "the configuration", copy.deepcopy(dict(source))
     else:
-        where, raw = str(source), _read(source)
-    changes = _parse_all(overrides)
+        where, raw = str(source), read_yaml(source)
+    changes = parse_overrides(overrides)
     for change in changes:
-        _apply(raw, change)
+        apply_override(raw, change)
     for key in ("method", "seed"):
         if key in raw and not isinstance(raw[key], list | tuple):
             raw[key] = [raw[key]]
@@ -143,7 +143,13 @@ def to_dict(config: BaseModel) -> dict[str, Any]:
 
 def to_yaml(config: BaseModel) -> str:
     """The same as a YAML document."""
-    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dump_yaml(to_dict(config))
+
+
+def dump_yaml(value: Mapping[str, Any]) -> str:
+    """Plain values as a YAML document that `read_yaml` reads as the same values."""
+    text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 class _Loader(yaml.SafeLoader):
@@ -174,8 +180,12 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _read(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+def read_yaml(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
+    """The mapping in a YAML file, as it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     try:
         raw = _parse_yaml(place(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -203,8 +213,12 @@ def _problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or str(error)
 
 
-def _parse_all(texts: Sequence[str]) -> list[Override]:
-    """Read overrides: whole sections first, then the names that choose, then options."""
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
+    """Read overrides: whole sections first, then the names that choose, then options.
+
+    Raises:
+        ConfigError: one is not `key=value` with a value in YAML, or a key is there twice.
+    """
     overrides: list[Override] = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -222,8 +236,12 @@ def _parse_all(texts: Sequence[str]) -> list[Override]:
     return sorted(overrides, key=lambda override: (len(override.path), override.path[-1] != "name"))
 
 
-def _apply(raw: dict[str, Any], override: Override) -> None:
-    """Put one override in its place in `raw`."""
+def apply_override(raw: dict[str, Any], override: Override) -> None:
+    """Put one override in its place in `raw`, the configuration as it is written.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
     section, *rest = override.path
     if section == "method" and rest and isinstance(raw.get("method"), list):
         if rest == ["name"]:
@@ -231,7 +249,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
             raw["method"] = chosen or {"name": override.value}
         else:
             for entry in _having_option(raw["method"], override):
-                _apply(entry, override._replace(path=tuple(rest)))
+                apply_override(entry, override._replace(path=tuple(rest)))
         return
     if not rest:
         raw[section] = override.value
@@ -239,7 +257,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
     inner = raw.setdefault(section, {})
     if not isinstance(inner, dict):
         raise ConfigError(f"override {override}: {section} = {show(inner)} has no keys below it.")
-    _apply(inner, override._replace(path=tuple(rest)))
+    apply_override(inner, override._replace(path=tuple(rest)))
 
 
 def _having_option(entries: list[Any], override: Override) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.columns import column_blocks
+from raypfl.algebra.phases import phase
 
 
+@phase("mixing")
 def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """Move every model by weighted differences: `w_i + sum_j a_ij (w_j - w_i)`.
 
@@ -23,7 +25,7 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
-    for columns in column_blocks(w_KP.shape[1]):
+    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
         # A copy also of float64 rows: the result is built up in it.
         part = w_KP[:, columns].to(torch.float64, copy=True)
         centred = part - part.mean(0)
@@ -31,6 +33,7 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     return out_KP
 
 
+@phase("mixing")
 def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
     """`C W`, accumulated in float64: `[R, P]` in the dtype of `w_KP`.
 
@@ -39,7 +42,7 @@ def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
         w_KP: rows `[K, P]`.
     """
     out_RP = w_KP.new_empty(len(coefficients_RK), w_KP.shape[1])
-    for columns in column_blocks(w_KP.shape[1]):
+    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
         out_RP[:, columns] = coefficients_RK @ w_KP[:, columns].double()
     return out_RP
 
@@ -57,11 +60,13 @@ def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
     return mix(share_1K, w_KP)
 
 
+@phase("messages")
 def replace_rows(w_NP: Tensor, ids_S: Tensor, new_SP: Tensor) -> Tensor:
     """`w_NP` with the rows `ids_S` (distinct) replaced; nothing is copied where all are replaced in order."""
     return new_SP if _is_everyone(w_NP, ids_S) else w_NP.index_copy(0, ids_S, new_SP)
 
 
+@phase("messages")
 def rows_of(w_NP: Tensor, ids_S: Tensor) -> Tensor:
     """The rows `ids_S` of `w_NP`; `w_NP` itself where these are all of them in order, to hold them once."""
     return w_NP if _is_everyone(w_NP, ids_S) else w_NP[ids_S]

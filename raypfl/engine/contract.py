@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from raypfl.algebra.phases import Phase
+from raypfl.engine.phases import Spent
 from raypfl.errors import RaypflError
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
@@ -31,6 +33,10 @@ class RoundReport(NamedTuple):
     """Training and evaluation, of the slowest host."""
     clock: dict[str, Any] | None = None
     """Times of the virtual clock, by column; None where there is none."""
+    server_phases: dict[Phase, Spent] | None = None
+    """What the server's seconds were spent on, where that is asked for (`World.phases`)."""
+    pairs: Sequence[dict[str, Any]] = ()
+    """Blocks of entries of matrices between clients, by column."""
 
 
 class Engine(Protocol):
