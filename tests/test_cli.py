@@ -16,14 +16,15 @@ from raypfl.errors import ConfigError
 
 
 @pytest.fixture
-def experiment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A stand-in for raypfl.experiment that notes what it is called with."""
+    monkeypatch.chdir(tmp_path)
+    # `plan` looks whether it is a sweep.
+    (tmp_path / "a.yaml").write_text("rounds: 1\n")
     calls: list[tuple[str, str, list[str], list[str]]] = []
 
     def noting(command: str) -> Any:
-        def call(
-            path: str, overrides: list[str], *, allow_imports: list[str], console: object = None
-        ) -> str:
+        def call(path: str, overrides: list[str], *, allow_imports: list[str], console: object = None) -> str:
             calls.append((command, path, overrides, allow_imports))
             return f"{command} of {path}"
 
