@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
@@ -216,9 +217,12 @@ class Settings(StrictModel):
 
     @field_validator("storage_path")
     @classmethod
-    def _no_secrets(cls, path: str) -> str:
+    def _an_address(cls, path: str) -> str:
         if is_remote(path):
+            # Says what is wrong with it, such as a password.
             Remote(path)
+        elif (kind := re.match(r"(s3|gs|gcs|hdfs|abfs|file):(?!//)", path)) is not None:
+            raise ValueError(f"is no address; write {kind[1]}://, as in {kind[1]}://bucket/runs")
         return path
 
     @field_validator("name")

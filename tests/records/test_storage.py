@@ -103,6 +103,11 @@ def test_a_password_is_not_written_into_configurations() -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_an_address_with_too_few_strokes_is_no_folder() -> None:
+    with pytest.raises(ConfigError, match=r"storage_path = .*s3:/bucket/runs.*: is no address; write s3://"):
+        small_world("storage_path=s3:/bucket/runs")
+
+
 def test_storage_that_nobody_knows_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"no file system for nowhere://.*s3://, gs://"):
         raypfl.run({**CONFIG, "storage_path": "nowhere://bucket/runs"})
