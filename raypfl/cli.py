@@ -60,6 +60,16 @@ AllowImports = Annotated[
 ]
 
 
+Runs = Annotated[list[str], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
+
+
+class At(str, Enum):
+    """Which round `raypfl compare` takes."""
+
+    best = "best"
+    last = "last"
+
+
 class Topic(str, Enum):
     """What `raypfl list` can list."""
 
@@ -68,6 +78,13 @@ class Topic(str, Enum):
     partitions = "partitions"
     topologies = "topologies"
     models = "models"
+
+
+class Profile(str, Enum):
+    """How `raypfl paper` runs a table."""
+
+    full = "full"
+    small = "small"
 
 
 @app.callback()
@@ -104,11 +121,44 @@ def resume(
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
-    """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
-    from raypfl import experiment
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(help="A sweep, such as configs/sweeps/fedpac_lambda.yaml, or its folder.")
+    ],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with trials that have not ended.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed trials again.")
+    ] = False,
+    allow_imports: AllowImports = None,
+) -> None:
+    """Run every trial of a space of configurations, several at once, and choose the best."""
+    from raypfl.console import console_for
+    from raypfl.sweep import session
 
-    typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
+    with console_for() as console:
+        session.run(
+            config,
+            overrides or [],
+            resume=resume,
+            retry_failed=retry_failed,
+            allow_imports=allow_imports or [],
+            console=console,
+        )
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
+    """Print and check what a run, or a sweep, would need: actors, GPU shares, memory, bytes and time."""
+    from raypfl import experiment
+    from raypfl.sweep.reading import is_sweep
+
+    if is_sweep(config):
+        from raypfl.sweep import planning
+
+        typer.echo(planning.plan(config, overrides or [], allow_imports=allow_imports or []))
+    else:
+        typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
 
 
 @app.command()
@@ -125,6 +175,80 @@ def scale(
 
     with console_for() as console:
         scaling.run(config, overrides or [], resume=resume, console=console)
+
+
+@app.command()
+def compare(
+    runs: Runs,
+    reference: Annotated[
+        str | None, typer.Option(help="Method or row that differences are taken to; the best if none.")
+    ] = None,
+    at: Annotated[At, typer.Option(help="Which round: the best, or the last evaluated.")] = At.best,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also other data or partitions, without differences then.")
+    ] = False,
+) -> None:
+    """Rank runs, with differences that are paired by client and seed."""
+    from raypfl.console import console_for
+    from raypfl.report.comparison import compare
+
+    found = compare(*runs, reference=reference, at=at.value, anyway=anyway)
+    with console_for() as console:
+        console.table(found.grid)
+        for note in found.notes:
+            console.note(f"Note: {note}")
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder; RUN/report if none, of the first run.")] = None,
+) -> None:
+    """Write a page with all pictures and tables, index.html, and each picture as a PNG."""
+    from raypfl.report.page import write
+
+    page = write(runs, out)
+    typer.echo(f"{page.path}: {len(page.pictures)} pictures, each also as PNG beside it.")
+    for remark in page.missing:
+        typer.echo(f"Not in it: {remark}")
+
+
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = Profile.full,
+    only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long.")] = False,
+) -> None:
+    """Run a table or figure of a paper, as far as it was not run yet, and show it beside the printed one."""
+    from raypfl import paper as papers
+    from raypfl.console import console_for
+
+    if name is None:
+        tables = papers.known()
+        for key, table in tables.items():
+            typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
+        return
+    with console_for() as console:
+        chosen: papers.Profile = "small" if profile is Profile.small else "full"
+        papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="What configurations call it, such as fedprox.")],
+    folder: Annotated[Path, typer.Option(help="Where its package is written.")] = Path("."),
+) -> None:
+    """Write a package with a method of your own: FedAvg to begin with, held to every method's contract."""
+    from raypfl.scaffold import new_method
+
+    for path in new_method(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: pip install -e {folder / name}, then pytest {folder / name}")
 
 
 @bench_app.command("rounds")
@@ -164,6 +288,20 @@ def bench_methods(
         bench.run_methods(setting, wanted, rounds, console=console, out=out)
 
 
+@bench_app.command("sweep")
+def bench_sweep(
+    config: Annotated[Path, typer.Argument(help="A sweep; its trials are run twice a turn.")],
+    overrides: Overrides = None,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 1,
+) -> None:
+    """Time a sweep beside the same trials one after another in one process."""
+    from raypfl.console import console_for
+    from raypfl.sweep import bench as sweep_bench
+
+    with console_for() as console:
+        sweep_bench.run(config, overrides or [], turns, console)
+
+
 @app.command("list")
 def list_(topic: Annotated[Topic, typer.Argument(help="What to list.")]) -> None:
     """List what can stand under a `name` key, with one line on each."""
@@ -179,20 +317,23 @@ def main() -> None:
 
 
 def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl import plugins
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
     from raypfl.topology import TOPOLOGIES
 
+    added = plugins.install()
     tables = {
         Topic.datasets: SOURCES,
         Topic.partitions: PARTITIONS,
         Topic.models: MODELS,
         Topic.topologies: TOPOLOGIES,
     }
+    broken = added[plugins.GROUP_OF[topic.value]].broken if topic.value in plugins.GROUP_OF else {}
     if topic is Topic.methods:
-        return {name: method.summary for name, method in METHODS.items()}
-    return dict(tables[topic])
+        return {name: method.summary for name, method in METHODS.items()} | broken
+    return {**tables[topic], **broken}
 
 
 def _stop(message: str, status: int) -> NoReturn:
