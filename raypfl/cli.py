@@ -121,11 +121,44 @@ def resume(
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
-    """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
-    from raypfl import experiment
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(help="A sweep, such as configs/sweeps/fedpac_lambda.yaml, or its folder.")
+    ],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with trials that have not ended.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed trials again.")
+    ] = False,
+    allow_imports: AllowImports = None,
+) -> None:
+    """Run every trial of a space of configurations, several at once, and choose the best."""
+    from raypfl.console import console_for
+    from raypfl.sweep import session
 
-    typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
+    with console_for() as console:
+        session.run(
+            config,
+            overrides or [],
+            resume=resume,
+            retry_failed=retry_failed,
+            allow_imports=allow_imports or [],
+            console=console,
+        )
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
+    """Print and check what a run, or a sweep, would need: actors, GPU shares, memory, bytes and time."""
+    from raypfl import experiment
+    from raypfl.sweep.reading import is_sweep
+
+    if is_sweep(config):
+        from raypfl.sweep import planning
+
+        typer.echo(planning.plan(config, overrides or [], allow_imports=allow_imports or []))
+    else:
+        typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
 
 
 @app.command()
@@ -253,6 +286,20 @@ def bench_methods(
     wanted = entries(name.strip() for name in methods.split(",") if name.strip())
     with console_for() as console:
         bench.run_methods(setting, wanted, rounds, console=console, out=out)
+
+
+@bench_app.command("sweep")
+def bench_sweep(
+    config: Annotated[Path, typer.Argument(help="A sweep; its trials are run twice a turn.")],
+    overrides: Overrides = None,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 1,
+) -> None:
+    """Time a sweep beside the same trials one after another in one process."""
+    from raypfl.console import console_for
+    from raypfl.sweep import bench as sweep_bench
+
+    with console_for() as console:
+        sweep_bench.run(config, overrides or [], turns, console)
 
 
 @app.command("list")

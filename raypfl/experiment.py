@@ -21,6 +21,7 @@ from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
+from raypfl.engine.watch import Watch
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
 from raypfl.errors import (
     CheckpointError,
@@ -75,7 +76,7 @@ def run(
     """
     settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
-    with _Workshop(console or console_of_caller()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
@@ -122,7 +123,7 @@ def resume(
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
     check_same(str(recorded), to_dict(then), to_dict(now))
-    with _Workshop(console or console_of_caller()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
         if several:
@@ -141,7 +142,7 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
     Raises:
         PlacementError: actors or memory do not fit, with the arithmetic.
     """
-    workshop = _Workshop(Console())
+    workshop = Workshop(Console())
     texts = []
     for label, one in expand(load(config, overrides, allow_imports=allow_imports)).items():
         world = workshop.world_of(one)
@@ -151,7 +152,7 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
 
 def finished(path: Path) -> bool:
     """Whether the run of `complete` in this folder has come to its end."""
-    return RunFolder(path).summary.is_file()
+    return RunFolder(place(path)).summary.is_file()
 
 
 def complete(
@@ -167,13 +168,13 @@ def complete(
         Each folder when its run has ended, with the error if the data cannot be had or dealt as configured,
         or a model diverged; other errors are raised.
     """
-    with _Workshop(console or Console()) as workshop:
+    with Workshop(console or Console()) as workshop:
         for number, (path, config) in enumerate(runs.items(), 1):
             try:
                 if not finished(path):
                     with storage_errors(path, "create"):
                         path.mkdir(parents=True, exist_ok=True)
-                    workshop.work(RunFolder(path), config, path.name, number, len(runs))
+                    workshop.work(RunFolder(place(path)), config, path.name, number, len(runs))
             except (DataError, PartitionError, DivergedError) as error:
                 yield path, error
             else:
@@ -185,7 +186,7 @@ def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
 
     None where the data cannot be had or dealt, or that epoch diverges.
     """
-    workshop = _Workshop(Console())
+    workshop = Workshop(Console())
     for config in configs:
         try:
             world = workshop.world_of(config)
@@ -194,7 +195,7 @@ def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
             yield None
 
 
-class _Workshop:
+class Workshop:
     """What the runs of one experiment share: the data set in memory, and a connection to Ray."""
 
     def __init__(self, console: Console) -> None:
@@ -204,7 +205,7 @@ class _Workshop:
         self._shared: tuple[str, tuple[Any, Any]] | None = None
         self._crew: Crew | None = None
 
-    def __enter__(self) -> _Workshop:
+    def __enter__(self) -> Workshop:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,14 +217,26 @@ class _Workshop:
         assert self._pool is not None
         return self._pool[1]
 
+    def give(self, config: RunConfig, pool: Pool) -> None:
+        """Hand over the data set of a configuration, so that it is not read again."""
+        self._pool = pool_key(config), pool
+
     def world_of(self, config: RunConfig) -> World:
         """The data set, read again only when it is another one, dealt to clients that have a model."""
-        which = self._which_pool(config)
+        which = pool_key(config)
         if self._pool is None or self._pool[0] != which:
             self._pool = which, data.load(config.data, config.seed)
         return make_world(config, self.pool, data.partition(config.partition, self.pool, config.seed))
 
-    def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
+    def work(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        label: str,
+        number: int,
+        count: int,
+        watch: Watch | None = None,
+    ) -> None:
         """Begin or continue one run."""
         with run_log(folder) as log:
             owner = Ownership(folder)
@@ -263,7 +276,14 @@ class _Workshop:
                 if checkpoint is not None:
                     engine.restore(checkpoint)
                 driver.Driver(
-                    world, engine, folder, metrics, console, done=done, reported=method.reported
+                    world,
+                    engine,
+                    folder,
+                    metrics,
+                    console,
+                    done=done,
+                    reported=method.reported,
+                    watch=watch,
                 ).run()
             write_summary(folder.summary, summarise(folder))
 
@@ -279,11 +299,6 @@ class _Workshop:
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
         return Result(top.path)
-
-    def _which_pool(self, config: RunConfig) -> str:
-        # Images are the same for every seed; what is generated may not be.
-        seed = "" if isinstance(config.data, ImageConfig) else config.seed
-        return f"{config.data.model_dump_json()}/{seed}"
 
     def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""
@@ -319,8 +334,8 @@ class _Workshop:
         if self._shared is None:
             self._stack.enter_context(connected(config.engine.address))
         placement = place(world, nodes_alive())
-        if self._shared is None or self._shared[0] != self._which_pool(config):
-            which = self._which_pool(config)
+        if self._shared is None or self._shared[0] != pool_key(config):
+            which = pool_key(config)
             self._shared = which, share(self.pool)
             # This process, too, reads the copy in the object store from now on.
             self._pool = which, stored(self.pool, self._shared[1])
@@ -330,6 +345,13 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
+
+
+def pool_key(config: RunConfig) -> str:
+    """What two configurations have in common that read the same data set."""
+    # Images are the same for every seed; what is generated may not be.
+    seed = "" if isinstance(config.data, ImageConfig) else config.seed
+    return f"{config.data.model_dump_json()}/{seed}"
 
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:

@@ -88,7 +88,7 @@ def _member(name: str, config: type[BaseModel], group: str) -> Any:
 def _add(group: str, taken: frozenset[str]) -> Added:
     added = Added({}, {})
     from_package: dict[str, str] = {}
-    for point in sorted(entry_points(group=group), key=lambda point: point.name):
+    for point in sorted(entry_points(group=group), key=_order):
         package = "a package" if point.dist is None else f"the package {point.dist.name}"
         if point.name in taken or point.name in from_package:
             holder = "raypfl" if point.name in taken else from_package[point.name]
@@ -105,6 +105,11 @@ def _add(group: str, taken: frozenset[str]) -> Added:
             config = _stand_in(point.name, reason)
         added.configs[point.name] = config
     return added
+
+
+def _order(point: EntryPoint) -> tuple[str, str]:
+    """By name, then package: the same on every machine."""
+    return point.name, "" if point.dist is None else point.dist.name
 
 
 def _say(error: Exception) -> str:

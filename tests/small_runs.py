@@ -141,7 +141,7 @@ def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
     with checkpoints.at_hand(folder, of_clients=False) as here:
-        hub = checkpoints.read_hub(here, METHODS[method].hub_type)
+        hub = checkpoints.read_hub(here, METHODS[method].hub_type, METHODS[method].columns)
     with checkpoints.at_hand(folder, of_clients=True) as here:
         stored = stored_type(METHODS[method].state_type)
         rows = checkpoints.read_rows(here, torch.arange(NUM_CLIENTS), stored)

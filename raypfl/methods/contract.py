@@ -148,6 +148,10 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         pools: shared fields `[1, U, ...]` of whose U rows a participant receives only some, each with the
             field of row numbers `[S, q]` that says which (-1: none). A host is handed the rows that its own
             participants receive.
+        columns: fields of hub, download and upload `[..., C]` on whose last axis the server works column by
+            column, so that several servers can hold it together; all other fields stand at each of them.
+            `download` and `diagnose` may use what `algebra` sums over columns; `aggregate` may not. Empty:
+            the server's step needs whole rows.
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
         without_server: messages go from client to client, and `aggregate` only publishes.
@@ -167,6 +171,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
     pools: ClassVar[dict[str, str]] = {}
+    columns: ClassVar[frozenset[str]] = frozenset()
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     personal_models: ClassVar[bool] = False
     without_server: ClassVar[bool] = False

@@ -127,6 +127,7 @@ class FedFomo(Method[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     shared = frozenset({"models", "statistics"})
+    columns = frozenset({"w", "statistics", "models"})
     pools = {"models": "place", "statistics": "place"}
     summary = "FedFomo: others' models weighed by their gain on own validation samples"
 

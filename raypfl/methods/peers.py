@@ -140,6 +140,7 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
     hub_type = Published
     state_type = State
     norms_at_home = True
+    columns = frozenset({"w"})
     by_turns = True
 
     @abstractmethod

@@ -96,5 +96,7 @@ def _difference(line: Line) -> str:
 
 
 def _short(value: float) -> str:
-    """A count as one, anything else to hundredths."""
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2f}"
+    """A count as one, percent to hundredths, a share or a distance to thousandths."""
+    if abs(value) >= 1e4:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3f}"

@@ -71,17 +71,26 @@ def trace(config: RunConfig, console: Console) -> Trace:
     return Trace((ACCURACY, *(f"D({i + 1},{j + 1})" for i, j in pairs)), rounds)
 
 
+class Toys(NamedTuple):
+    """What the pairs of a table are, and how they came to be that."""
+
+    lines: list[Line]
+    traces: list[Trace]
+    """One a seed; empty where there are no data."""
+
+
 def toy_lines(
     table: Definition, profile: Profile, only: Sequence[str], folder: Path | None, out: Path, console: Console
-) -> list[Line]:
+) -> Toys:
     """A line for each pair, over seeds; traces are kept as files, and read again where they are there."""
-    lines = []
+    lines: list[Line] = []
+    traces: list[Trace] = []
     for cell in cells(table, profile, only=only, folder=folder):
         traces, failure = _traces(cell, out, console)
         remarks = (*cell.remarks, *failure)
         values = [one.last(cell.row) for one in traces]
         lines.append(Line(cell.row, cell.column, cell.printed, over_seeds(values), remarks))
-    return lines
+    return Toys(lines, traces)
 
 
 def _traces(cell: Cell, out: Path, console: Console) -> tuple[list[Trace], tuple[str, ...]]:

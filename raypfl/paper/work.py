@@ -14,6 +14,7 @@ from raypfl.paper.cells import Cell, cells
 from raypfl.paper.cost import cost_lines
 from raypfl.paper.definition import Definition, Profile, read
 from raypfl.paper.measure import Ours, measure, over_seeds
+from raypfl.paper.picture import draw
 from raypfl.paper.published import published
 from raypfl.paper.report import Line, as_csv, as_markdown, grid
 from raypfl.paper.toys import toy_lines
@@ -69,7 +70,11 @@ def reproduce(
         if dry:
             console.note("Minutes at most.")
             return None
-        lines = toy_lines(table, profile, only, folder, out, console)
+        lines, traces = toy_lines(table, profile, only, folder, out, console)
+        if traces:
+            printed = {line.row: line.printed.value for line in lines if line.printed is not None}
+            draw(picture := out / f"{name}-{profile}.png", table.title.partition(":")[0], traces, printed)
+            console.note(f"Written: {picture}")
         return _write(name, table, profile, lines, out, console)
     chosen = cells(table, profile, only=only, folder=folder)
     runs = {out / "runs" / key: run for cell in chosen for key, run in cell.runs.items()}
@@ -104,8 +109,8 @@ def _announce(runs: Mapping[Path, RunConfig], chosen: Sequence[Cell], console: C
     known = [found for kind in alike.values() if (found := seconds[kind]) is not None]
     without = f"; {len(todo) - len(known)} of the runs will fail" if len(known) < len(todo) else ""
     console.note(
-        f"Training takes about {timedelta(seconds=round(sum(known)))} on one core of this machine as busy as "
-        f"it is now, evaluation apart{without}."
+        f"Training takes at most about {timedelta(seconds=round(sum(known)))} on one core of this machine as "
+        f"busy as it is now (one client at a time; small networks are faster together){without}."
     )
 
 

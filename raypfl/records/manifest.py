@@ -22,6 +22,7 @@ MAY_DIFFER = (
     "engine.clients_per_actor",
     "engine.address",
     "resources.*",
+    "server.*",
     "checkpoint.*",
     "faults.*",
     # The data themselves are compared by their fingerprint.

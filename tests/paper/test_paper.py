@@ -19,6 +19,7 @@ from raypfl.paper.cells import Cell, cells
 from raypfl.paper.cost import cost_lines
 from raypfl.paper.files import located
 from raypfl.paper.measure import Ours, measure, over_seeds
+from raypfl.paper.picture import draw
 from raypfl.paper.published import Printed, published
 from raypfl.paper.report import Line, as_csv, as_markdown, grid
 from raypfl.records.grid import Grid
@@ -164,7 +165,7 @@ def test_a_table_is_run_once_and_shown_beside_the_papers(define, tmp_path: Path)
     first = Notes()
     some = reproduce("toy", "small", only=["FedAvg/FMNIST"], out=tmp_path / "out", console=first)
     assert len(first.began) == 1 and "1 cells from 1 runs, 0 of them finished." in first.said
-    assert any(note.startswith("Training takes about 0:00:0") for note in first.said)
+    assert any(note.startswith("Training takes at most about 0:0") for note in first.said)
     (run,) = (tmp_path / "out/runs").iterdir()
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
 
@@ -346,11 +347,14 @@ def test_answers_of_clients_with_the_same_labels_are_close(tmp_path: Path, monke
     small = read("ua_pdfl-fig4").model_copy(
         update={"set": {**read("ua_pdfl-fig4").set, "rounds": 3, "seed": 0}}
     )
-    lines = toys.toy_lines(small, "small", (), None, tmp_path, Console())
+    lines, traces = toys.toy_lines(small, "small", (), None, tmp_path, Console())
     near, *far = (line.ours.mean for line in lines)
     assert near < 0.2 * min(far)
     monkeypatch.setattr(toys, "trace", lambda *_: pytest.fail("the trace is there"))
-    assert toys.toy_lines(small, "small", (), None, tmp_path, Console()) == lines
+    assert toys.toy_lines(small, "small", (), None, tmp_path, Console()) == (lines, traces)
+    assert [len(trace.rounds) for trace in traces] == [3]
+    draw(tmp_path / "toy.png", "A toy", traces, {"D(1,2)": 0.02})
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
     (kept,) = (tmp_path / "traces").iterdir()
     assert kept.read_text().startswith('round,accuracy,"D(1,2)","D(1,3)","D(2,3)"\n1,')
 
@@ -383,7 +387,7 @@ def test_without_a_name_all_are_listed() -> None:
     ("change", "words"),
     [
         ({"statistic": "median"}, "statistic"),
-        ({"colums": {}}, "colums: unknown key. Did you mean columns?"),
+        ({"rowz": {}}, "rowz: unknown key. Did you mean rows?"),
         ({"differences": [{"name": "x", "rows": ["FedAvg", "FedAmp"]}]}, "FedAmp is no row or column"),
     ],
 )
