@@ -60,6 +60,16 @@ AllowImports = Annotated[
 ]
 
 
+Runs = Annotated[list[str], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
+
+
+class At(str, Enum):
+    """Which round `raypfl compare` takes."""
+
+    best = "best"
+    last = "last"
+
+
 class Topic(str, Enum):
     """What `raypfl list` can list."""
 
@@ -111,11 +121,44 @@ def resume(
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
-    """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
-    from raypfl import experiment
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(help="A sweep, such as configs/sweeps/fedpac_lambda.yaml, or its folder.")
+    ],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with trials that have not ended.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed trials again.")
+    ] = False,
+    allow_imports: AllowImports = None,
+) -> None:
+    """Run every trial of a space of configurations, several at once, and choose the best."""
+    from raypfl.console import console_for
+    from raypfl.sweep import session
 
-    typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
+    with console_for() as console:
+        session.run(
+            config,
+            overrides or [],
+            resume=resume,
+            retry_failed=retry_failed,
+            allow_imports=allow_imports or [],
+            console=console,
+        )
+
+
+@app.command()
+def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
+    """Print and check what a run, or a sweep, would need: actors, GPU shares, memory, bytes and time."""
+    from raypfl import experiment
+    from raypfl.sweep.reading import is_sweep
+
+    if is_sweep(config):
+        from raypfl.sweep import planning
+
+        typer.echo(planning.plan(config, overrides or [], allow_imports=allow_imports or []))
+    else:
+        typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
 
 
 @app.command()
@@ -132,6 +175,42 @@ def scale(
 
     with console_for() as console:
         scaling.run(config, overrides or [], resume=resume, console=console)
+
+
+@app.command()
+def compare(
+    runs: Runs,
+    reference: Annotated[
+        str | None, typer.Option(help="Method or row that differences are taken to; the best if none.")
+    ] = None,
+    at: Annotated[At, typer.Option(help="Which round: the best, or the last evaluated.")] = At.best,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also other data or partitions, without differences then.")
+    ] = False,
+) -> None:
+    """Rank runs, with differences that are paired by client and seed."""
+    from raypfl.console import console_for
+    from raypfl.report.comparison import compare
+
+    found = compare(*runs, reference=reference, at=at.value, anyway=anyway)
+    with console_for() as console:
+        console.table(found.grid)
+        for note in found.notes:
+            console.note(f"Note: {note}")
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder; RUN/report if none, of the first run.")] = None,
+) -> None:
+    """Write a page with all pictures and tables, index.html, and each picture as a PNG."""
+    from raypfl.report.page import write
+
+    page = write(runs, out)
+    typer.echo(f"{page.path}: {len(page.pictures)} pictures, each also as PNG beside it.")
+    for remark in page.missing:
+        typer.echo(f"Not in it: {remark}")
 
 
 @app.command()
@@ -207,6 +286,20 @@ def bench_methods(
     wanted = entries(name.strip() for name in methods.split(",") if name.strip())
     with console_for() as console:
         bench.run_methods(setting, wanted, rounds, console=console, out=out)
+
+
+@bench_app.command("sweep")
+def bench_sweep(
+    config: Annotated[Path, typer.Argument(help="A sweep; its trials are run twice a turn.")],
+    overrides: Overrides = None,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 1,
+) -> None:
+    """Time a sweep beside the same trials one after another in one process."""
+    from raypfl.console import console_for
+    from raypfl.sweep import bench as sweep_bench
+
+    with console_for() as console:
+        sweep_bench.run(config, overrides or [], turns, console)
 
 
 @app.command("list")

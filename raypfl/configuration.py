@@ -143,7 +143,13 @@ def to_dict(config: BaseModel) -> dict[str, Any]:
 
 def to_yaml(config: BaseModel) -> str:
     """The same as a YAML document."""
-    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dump_yaml(to_dict(config))
+
+
+def dump_yaml(value: Mapping[str, Any]) -> str:
+    """Plain values as a YAML document that `read_yaml` reads as the same values."""
+    text: str = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 class _Loader(yaml.SafeLoader):
@@ -175,7 +181,11 @@ for _yaml in (_Loader, _Dumper):
 
 
 def read_yaml(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """The mapping in a YAML file, as it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     try:
         raw = _parse_yaml(place(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -204,7 +214,11 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Read overrides: whole sections first, then the names that choose, then options."""
+    """Read overrides: whole sections first, then the names that choose, then options.
+
+    Raises:
+        ConfigError: one is not `key=value` with a value in YAML, or a key is there twice.
+    """
     overrides: list[Override] = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -223,7 +237,11 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 
 
 def apply_override(raw: dict[str, Any], override: Override) -> None:
-    """Put one override in its place in `raw`."""
+    """Put one override in its place in `raw`, the configuration as it is written.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
     section, *rest = override.path
     if section == "method" and rest and isinstance(raw.get("method"), list):
         if rest == ["name"]:

@@ -39,6 +39,10 @@ class CheckpointError(StorageError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 
 
+class ComparisonError(RaypflError):
+    """Runs are compared that cannot be: other data, or other samples at their clients."""
+
+
 class DivergedError(RaypflError):
     """A client's loss or parameters are no longer finite."""
 

@@ -21,6 +21,7 @@ from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
+from raypfl.engine.watch import Watch
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
 from raypfl.errors import (
     CheckpointError,
@@ -32,6 +33,7 @@ from raypfl.errors import (
     StorageError,
 )
 from raypfl.methods import METHODS
+from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
 from raypfl.records.files import replacing, storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
@@ -63,7 +65,7 @@ def run(
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which a configuration file may name models.
 
     Returns:
@@ -74,7 +76,7 @@ def run(
     """
     settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
-    with _Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
@@ -99,7 +101,7 @@ def resume(
     Args:
         path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which its configuration may name models.
 
     Raises:
@@ -121,7 +123,7 @@ def resume(
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
     check_same(str(recorded), to_dict(then), to_dict(now))
-    with _Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
         if several:
@@ -140,7 +142,7 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
     Raises:
         PlacementError: actors or memory do not fit, with the arithmetic.
     """
-    workshop = _Workshop(Console())
+    workshop = Workshop(Console())
     texts = []
     for label, one in expand(load(config, overrides, allow_imports=allow_imports)).items():
         world = workshop.world_of(one)
@@ -166,7 +168,7 @@ def complete(
         Each folder when its run has ended, with the error if the data cannot be had or dealt as configured,
         or a model diverged; other errors are raised.
     """
-    with _Workshop(console or Console()) as workshop:
+    with Workshop(console or Console()) as workshop:
         for number, (path, config) in enumerate(runs.items(), 1):
             try:
                 if not finished(path):
@@ -184,7 +186,7 @@ def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
 
     None where the data cannot be had or dealt, or that epoch diverges.
     """
-    workshop = _Workshop(Console())
+    workshop = Workshop(Console())
     for config in configs:
         try:
             world = workshop.world_of(config)
@@ -193,7 +195,7 @@ def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
             yield None
 
 
-class _Workshop:
+class Workshop:
     """What the runs of one experiment share: the data set in memory, and a connection to Ray."""
 
     def __init__(self, console: Console) -> None:
@@ -203,7 +205,7 @@ class _Workshop:
         self._shared: tuple[str, tuple[Any, Any]] | None = None
         self._crew: Crew | None = None
 
-    def __enter__(self) -> _Workshop:
+    def __enter__(self) -> Workshop:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,14 +217,26 @@ class _Workshop:
         assert self._pool is not None
         return self._pool[1]
 
+    def give(self, config: RunConfig, pool: Pool) -> None:
+        """Hand over the data set of a configuration, so that it is not read again."""
+        self._pool = pool_key(config), pool
+
     def world_of(self, config: RunConfig) -> World:
         """The data set, read again only when it is another one, dealt to clients that have a model."""
-        which = self._which_pool(config)
+        which = pool_key(config)
         if self._pool is None or self._pool[0] != which:
             self._pool = which, data.load(config.data, config.seed)
         return make_world(config, self.pool, data.partition(config.partition, self.pool, config.seed))
 
-    def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
+    def work(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        label: str,
+        number: int,
+        count: int,
+        watch: Watch | None = None,
+    ) -> None:
         """Begin or continue one run."""
         with run_log(folder) as log:
             owner = Ownership(folder)
@@ -262,7 +276,14 @@ class _Workshop:
                 if checkpoint is not None:
                     engine.restore(checkpoint)
                 driver.Driver(
-                    world, engine, folder, metrics, console, done=done, reported=method.reported
+                    world,
+                    engine,
+                    folder,
+                    metrics,
+                    console,
+                    done=done,
+                    reported=method.reported,
+                    watch=watch,
                 ).run()
             write_summary(folder.summary, summarise(folder))
 
@@ -273,15 +294,11 @@ class _Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    {command} report {top.path}\n"
             f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
         return Result(top.path)
-
-    def _which_pool(self, config: RunConfig) -> str:
-        # Images are the same for every seed; what is generated may not be.
-        seed = "" if isinstance(config.data, ImageConfig) else config.seed
-        return f"{config.data.model_dump_json()}/{seed}"
 
     def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""
@@ -317,8 +334,8 @@ class _Workshop:
         if self._shared is None:
             self._stack.enter_context(connected(config.engine.address))
         placement = place(world, nodes_alive())
-        if self._shared is None or self._shared[0] != self._which_pool(config):
-            which = self._which_pool(config)
+        if self._shared is None or self._shared[0] != pool_key(config):
+            which = pool_key(config)
             self._shared = which, share(self.pool)
             # This process, too, reads the copy in the object store from now on.
             self._pool = which, stored(self.pool, self._shared[1])
@@ -328,6 +345,13 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
+
+
+def pool_key(config: RunConfig) -> str:
+    """What two configurations have in common that read the same data set."""
+    # Images are the same for every seed; what is generated may not be.
+    seed = "" if isinstance(config.data, ImageConfig) else config.seed
+    return f"{config.data.model_dump_json()}/{seed}"
 
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:

@@ -102,7 +102,9 @@ class EvaluationConfig(StrictModel):
     models: tuple[Model, ...] = Field(
         ("personalised", "global", "alternative"), min_length=1, description="those a method has"
     )
-    diagnostics: bool = Field(False, description="record what the method says about the server's step")
+    diagnostics: bool = Field(
+        False, description="record what the method says of the server's step, and matrices between clients"
+    )
     clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
 
     @field_validator("points", "models")
@@ -159,6 +161,16 @@ class ResourcesConfig(StrictModel):
         return self
 
 
+class ServerConfig(StrictModel):
+    """How the server's state is held. No setting here changes a result."""
+
+    sharding: PositiveInt = Field(
+        1,
+        description="servers that hold the columns of all rows together, where one cannot; "
+        "for methods whose server works column by column",
+    )
+
+
 class CheckpointConfig(StrictModel):
     """How often the state of a run is written, and how much of it is kept."""
 
@@ -191,6 +203,7 @@ class Settings(StrictModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
+    server: ServerConfig = ServerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultsConfig = FaultsConfig()
 
@@ -273,6 +286,7 @@ class ExperimentConfig(Settings):
             raise ValueError(f"seed = {list(self.seed)} names a seed twice.")
         _check_personal_model(self, self.method)
         _check_clock(self, self.method)
+        _check_sharding(self, self.method)
         for index, method in enumerate(self.method):
             if method in self.method[:index]:
                 raise ValueError(f"method lists {method.name} twice with the same options.")
@@ -289,6 +303,7 @@ class RunConfig(Settings):
     def _room_for_personal_model(self) -> RunConfig:
         _check_personal_model(self, [self.method])
         _check_clock(self, [self.method])
+        _check_sharding(self, [self.method])
         return self
 
 
@@ -300,6 +315,19 @@ def _check_personal_model(settings: Settings, methods: Iterable[MethodConfig]) -
                 f"personal_model: with method {method.name} clients have no models of another architecture; "
                 f"they do with {', '.join(able)}. Remove personal_model, or run {method.name} without it."
             )
+
+
+def _check_sharding(settings: Settings, methods: Iterable[MethodConfig]) -> None:
+    asked = f"server.sharding = {settings.server.sharding}"
+    for method in methods if settings.server.sharding > 1 else ():
+        if not METHODS[method.name].columns:
+            able = [name for name, known in METHODS.items() if known.columns]
+            raise ConfigError(
+                f"{asked}: the server of {method.name} does not work column by column; those of "
+                f"{', '.join(able)} do. Remove it, or run {method.name} apart."
+            )
+    if settings.server.sharding > 1 and settings.clock is not None:
+        raise ConfigError(f"{asked} with clock: a virtual clock knows one server. Remove one of the two.")
 
 
 def _check_clock(settings: Settings, methods: Iterable[MethodConfig]) -> None:

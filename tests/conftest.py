@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from ray_nodes import Nodes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -38,3 +40,21 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs real data: {folder} is not there; set RAYPFL_DATA to a folder that has them")
     return folder
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Ray with a head of six CPUs, by name only; this process is connected to it."""
+    import ray
+
+    started = Nodes(tmp_path_factory.mktemp("stumble"))
+    ray.init(address=started.address, log_to_driver=False, logging_level="error")
+    yield started
+    ray.shutdown()
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Nodes) -> Path:
+    """A cluster is there; the folder in which its actors are asked to stumble."""
+    return nodes.folder

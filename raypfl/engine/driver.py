@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from raypfl.configuration import leave_to_import, to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
 from raypfl.engine.faults import Patience, Tolerance, first_line
+from raypfl.engine.watch import Watch, statistics_of
 from raypfl.engine.world import World, is_evaluated, training_device
 from raypfl.errors import (
     CheckpointError,
@@ -48,6 +49,7 @@ class Driver:
         reported: the (model, point) to show while the run goes on.
         tolerance: what is done about faults; absent: what the configuration says.
         patience: how long storage may fail; absent: what the configuration says.
+        watch: who looks on from outside.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class Driver:
         reported: tuple[str, str],
         tolerance: Tolerance | None = None,
         patience: Patience | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
         self._config = world.config
+        self._watch = watch or Watch()
         self._tolerance = tolerance or Tolerance(self._config.faults)
         self._patience = patience or Patience(self._config.faults.storage_seconds)
         self._unsaved, self._saved = False, done
@@ -105,8 +109,11 @@ class Driver:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
                     records = self._engine.evaluate(self._round).clients
                     self._attempt(lambda: self._metrics.add_evaluation(records))
+                    self._tell(records)
                 return True
             self._one_round()
+            if self._watch.stopping():
+                stop.set()
             if self._round >= self._config.rounds or stop.is_set():
                 self._insist(self._save)
             elif self._checkpoint_due() or (self._unsaved and self._patience.due):
@@ -176,6 +183,7 @@ class Driver:
                 clients=report.clients,
                 traffic=report.traffic,
                 diagnostics=report.diagnostics,
+                pairs=report.pairs,
                 participants=report.participants,
                 round_seconds=seconds,
                 server_seconds=report.server_seconds,
@@ -188,6 +196,15 @@ class Driver:
         self._console.round(
             round, seconds=seconds, clients=report.participants, accuracy=self._accuracy(report)
         )
+        self._tell(report.clients)
+
+    def _tell(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Pass scores on, when they are on disk: whoever hears of them may end the run there and then."""
+        if self._watch.evaluated is None:
+            return
+        for round, by_split in statistics_of(records, self._watch.view or self._reported).items():
+            self._metrics.flush(force=True)
+            self._watch.evaluated(round, by_split)
 
     def _due(self, round: int) -> bool:
         return is_evaluated(self._config, round)

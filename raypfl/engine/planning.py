@@ -40,13 +40,14 @@ def settle(world: World) -> tuple[Placement, list[Node]]:
     if engine.name == "local":
         placement, nodes = Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
     else:
-        nodes = _nodes(engine.address or os.environ.get("RAY_ADDRESS"))
+        nodes = nodes_of(engine.address or os.environ.get("RAY_ADDRESS"))
         placement = place(world, nodes)
     deal(world, placement.num_hosts)
     return placement, nodes
 
 
-def _nodes(address: str | None) -> list[Node]:
+def nodes_of(address: str | None) -> list[Node]:
+    """The nodes of a cluster; None is the one that would be started on this machine."""
     if address is None:
         return [this_machine()]
     with connected(address) as found:

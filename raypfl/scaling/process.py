@@ -81,8 +81,10 @@ def run_point(
         family: list[psutil.Process] = []
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+            # It may have ended at once; then it has said why.
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
             done, memory = _wait(process, family, reserve, limit_seconds, progress)
             if done is None:
                 raise PointFailed(_ending(process, errors))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from raypfl.engine.hub import Hub
 from raypfl.engine.local import LocalEngine
 from raypfl.methods import METHODS
 from raypfl.testing.contract_engine import commit, layout
@@ -93,6 +94,7 @@ def test_alone_each_gets_its_row_of_what_all_get(row: Row, federation: Toy) -> N
     engine = engine_of(row, federation, NETS["conv"])
     trace(engine, (1, 2))
     hub = engine.hub
+    assert isinstance(hub, Hub)
     plan = hub.method.plan(hub.net, hub.hub, hub.clients, 3, hub.sample)
     together = hub.method.download(hub.net, hub.hub, plan)
     messages = hub.method.sent_down(hub.net, plan, together)

@@ -131,6 +131,11 @@ def test_nothing_that_is_received_is_modified(row: Row, net: Net, federation: To
         guard.adapted(run.cohort(run.clients.ids), run.models())
         guard.sent_down(run.net, plan, down)
         guard.sent_up(run.net, plan.ids, up)
+        guard.diagnose(run.net, run.hub, plan, down)
+        for pairs in guard.relations(run.net, run.hub, plan, down).values():
+            assert {*pairs.receivers.tolist(), *pairs.sources.tolist()} <= set(range(N))
+            assert len(pairs.receivers) == len(pairs.sources) == len(pairs.values)
+            assert pairs.values.isfinite().all()
         run.models()
     called = (
         "plan download local_update personalised absent alternative answer adapted global_model aggregate"

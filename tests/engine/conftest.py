@@ -1,4 +1,4 @@
-"""One Ray cluster, and one crew of actors on it, for all tests: starting them takes seconds."""
+"""Crews of actors on the cluster of all tests: starting them takes seconds."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from ray_nodes import NODE_CPUS, Nodes
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
-
-
-@pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Ray with a head of six CPUs, by name only; this process is connected to it."""
-    import ray
-
-    started = Nodes(tmp_path_factory.mktemp("stumble"))
-    ray.init(address=started.address, log_to_driver=False, logging_level="error")
-    yield started
-    ray.shutdown()
-    started.close()
-
-
-@pytest.fixture(scope="session")
-def cluster(nodes: Nodes) -> Path:
-    """A cluster is there; the folder in which its actors are asked to stumble."""
-    return nodes.folder
 
 
 @pytest.fixture
