@@ -10,7 +10,7 @@ from typing import NamedTuple
 from raypfl.console import Console
 from raypfl.errors import ConfigError, RaypflError
 from raypfl.experiment import complete, expected_seconds, finished
-from raypfl.paper.cells import Cell, cells
+from raypfl.paper.cells import Cell, cells, check_unchanged
 from raypfl.paper.cost import cost_lines
 from raypfl.paper.definition import Definition, Profile, read
 from raypfl.paper.measure import Ours, measure, over_seeds
@@ -80,6 +80,9 @@ def reproduce(
     runs = {out / "runs" / key: run for cell in chosen for key, run in cell.runs.items()}
     # Those on the same data follow one another: they are read once.
     runs = dict(sorted(runs.items(), key=lambda item: item[1].data.model_dump_json()))
+    for path, run in runs.items():
+        if finished(path):
+            check_unchanged(path, run)
     _announce(runs, chosen, console)
     if dry:
         return None
