@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raypfl.experiment import plan, resume, run
+    from raypfl.report.comparison import compare
     from raypfl.result import Result
 
-__all__ = ["Result", "plan", "resume", "run"]
+__all__ = ["Result", "compare", "plan", "resume", "run"]
+
+_HOMES = {"Result": "raypfl.result", "compare": "raypfl.report.comparison"}
 
 
 def __getattr__(name: str) -> object:
     """Load the engine room when it is first asked for, so that `import raypfl` is instant (PEP 562)."""
     if name in __all__:
-        return getattr(import_module("raypfl.experiment"), name)
+        return getattr(import_module(_HOMES.get(name, "raypfl.experiment")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

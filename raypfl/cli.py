@@ -60,6 +60,16 @@ AllowImports = Annotated[
 ]
 
 
+Runs = Annotated[list[str], typer.Argument(help="Folders that runs printed, such as runs/NAME.")]
+
+
+class At(str, Enum):
+    """Which round `raypfl compare` takes."""
+
+    best = "best"
+    last = "last"
+
+
 class Topic(str, Enum):
     """What `raypfl list` can list."""
 
@@ -68,6 +78,13 @@ class Topic(str, Enum):
     partitions = "partitions"
     topologies = "topologies"
     models = "models"
+
+
+class Profile(str, Enum):
+    """How `raypfl paper` runs a table."""
+
+    full = "full"
+    small = "small"
 
 
 @app.callback()
@@ -160,6 +177,80 @@ def scale(
         scaling.run(config, overrides or [], resume=resume, console=console)
 
 
+@app.command()
+def compare(
+    runs: Runs,
+    reference: Annotated[
+        str | None, typer.Option(help="Method or row that differences are taken to; the best if none.")
+    ] = None,
+    at: Annotated[At, typer.Option(help="Which round: the best, or the last evaluated.")] = At.best,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also other data or partitions, without differences then.")
+    ] = False,
+) -> None:
+    """Rank runs, with differences that are paired by client and seed."""
+    from raypfl.console import console_for
+    from raypfl.report.comparison import compare
+
+    found = compare(*runs, reference=reference, at=at.value, anyway=anyway)
+    with console_for() as console:
+        console.table(found.grid)
+        for note in found.notes:
+            console.note(f"Note: {note}")
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Folder; RUN/report if none, of the first run.")] = None,
+) -> None:
+    """Write a page with all pictures and tables, index.html, and each picture as a PNG."""
+    from raypfl.report.page import write
+
+    page = write(runs, out)
+    typer.echo(f"{page.path}: {len(page.pictures)} pictures, each also as PNG beside it.")
+    for remark in page.missing:
+        typer.echo(f"Not in it: {remark}")
+
+
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = Profile.full,
+    only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long.")] = False,
+) -> None:
+    """Run a table or figure of a paper, as far as it was not run yet, and show it beside the printed one."""
+    from raypfl import paper as papers
+    from raypfl.console import console_for
+
+    if name is None:
+        tables = papers.known()
+        for key, table in tables.items():
+            typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
+        return
+    with console_for() as console:
+        chosen: papers.Profile = "small" if profile is Profile.small else "full"
+        papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="What configurations call it, such as fedprox.")],
+    folder: Annotated[Path, typer.Option(help="Where its package is written.")] = Path("."),
+) -> None:
+    """Write a package with a method of your own: FedAvg to begin with, held to every method's contract."""
+    from raypfl.scaffold import new_method
+
+    for path in new_method(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: pip install -e {folder / name}, then pytest {folder / name}")
+
+
 @bench_app.command("rounds")
 def bench_rounds(
     names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
@@ -226,20 +317,23 @@ def main() -> None:
 
 
 def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl import plugins
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
     from raypfl.topology import TOPOLOGIES
 
+    added = plugins.install()
     tables = {
         Topic.datasets: SOURCES,
         Topic.partitions: PARTITIONS,
         Topic.models: MODELS,
         Topic.topologies: TOPOLOGIES,
     }
+    broken = added[plugins.GROUP_OF[topic.value]].broken if topic.value in plugins.GROUP_OF else {}
     if topic is Topic.methods:
-        return {name: method.summary for name, method in METHODS.items()}
-    return dict(tables[topic])
+        return {name: method.summary for name, method in METHODS.items()} | broken
+    return {**tables[topic], **broken}
 
 
 def _stop(message: str, status: int) -> NoReturn:

@@ -181,10 +181,10 @@ for _yaml in (_Loader, _Dumper):
 
 
 def read_yaml(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """The mapping in a YAML file, as it stands.
 
     Raises:
-        ConfigError: it cannot be read, or has something else.
+        ConfigError: it cannot be read, or is no mapping.
     """
     try:
         raw = _parse_yaml(place(path).read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from io import TextIOBase
+from textwrap import wrap
 from typing import NamedTuple, TextIO
 
 from rich.console import Console as Terminal
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from raypfl.records.grid import Grid, plain
+from raypfl.records.grid import Grid, fitting, plain, width_of
 
 
 class RunTitle(NamedTuple):
@@ -168,13 +169,17 @@ class LiveConsole(Console):
         self._terminal.print(Text(text))
 
     def table(self, grid: Grid) -> None:
-        """Print the table above the bars."""
-        table = Table(caption=Text(grid.note), caption_justify="left")
-        for position, name in enumerate(grid.header):
-            table.add_column(Text(name), justify="left" if position < grid.words else "right")
-        for row in grid.rows:
-            table.add_row(*map(Text, row))
-        self._terminal.print(table)
+        """Print the table above the bars, in parts where the terminal is too narrow for it."""
+        for part in fitting(grid, self._terminal.width - 1, between=3):
+            table = Table()
+            for position, column in enumerate(zip(part.header, *part.rows, strict=True)):
+                name = "\n".join(wrap(column[0], width_of(column), break_long_words=False))
+                table.add_column(Text(name), justify="left" if position < part.words else "right")
+            for row in part.rows:
+                table.add_row(*map(Text, row))
+            self._terminal.print(table)
+        if grid.note:
+            self._terminal.print(Text(grid.note))
 
     def __enter__(self) -> LiveConsole:
         self._progress.start()

@@ -39,6 +39,10 @@ class CheckpointError(StorageError):
     """A checkpoint is missing, damaged, or belongs to another configuration."""
 
 
+class ComparisonError(RaypflError):
+    """Runs are compared that cannot be: other data, or other samples at their clients."""
+
+
 class DivergedError(RaypflError):
     """A client's loss or parameters are no longer finite."""
 
@@ -55,3 +59,7 @@ class ClientError(RaypflError):
     def __init__(self, text: str, clients: Sequence[int] = (), *, hung: bool = False) -> None:
         super().__init__(text)
         self.clients, self.hung = tuple(clients), hung
+
+
+class PluginError(RaypflError):
+    """A package that adds to raypfl takes a name that is taken."""

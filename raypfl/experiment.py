@@ -7,7 +7,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,24 @@ from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Both, Console, PlainConsole, RunTitle
 from raypfl.data import Pool
-from raypfl.engine import driver
+from raypfl.data.sources.images import ImageConfig
+from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
 from raypfl.engine.watch import Watch
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
-from raypfl.errors import CheckpointError, ConfigError, StorageError
+from raypfl.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    PartitionError,
+    RaypflError,
+    StorageError,
+)
 from raypfl.methods import METHODS
+from raypfl.notebook import console_of_caller
 from raypfl.records.environment import environment
 from raypfl.records.files import replacing, storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
@@ -55,7 +65,7 @@ def run(
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which a configuration file may name models.
 
     Returns:
@@ -66,7 +76,7 @@ def run(
     """
     settings = load(config, overrides, allow_imports=allow_imports)
     runs = expand(settings)
-    with Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
@@ -91,7 +101,7 @@ def resume(
     Args:
         path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
-        console: what shows the progress; nothing does by default.
+        console: what shows the progress; by default a bar in a notebook, and nothing elsewhere.
         allow_imports: packages of which its configuration may name models.
 
     Raises:
@@ -113,7 +123,7 @@ def resume(
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
     check_same(str(recorded), to_dict(then), to_dict(now))
-    with Workshop(console or Console()) as workshop:
+    with Workshop(console or console_of_caller()) as workshop:
         for one in {one.seed: one for one in runs.values()}.values():
             settle(workshop.world_of(one))
         if several:
@@ -138,6 +148,51 @@ def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collec
         world = workshop.world_of(one)
         texts.append(f"{label}\n{describe(world, workshop.pool)}")
     return "\n\n".join(texts)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run of `complete` in this folder has come to its end."""
+    return RunFolder(place(path)).summary.is_file()
+
+
+def complete(
+    runs: Mapping[Path, RunConfig], *, console: Console | None = None
+) -> Iterator[tuple[Path, RaypflError | None]]:
+    """Begin runs, go on with those that were interrupted, and leave alone what is finished.
+
+    Args:
+        runs: each by its folder, which belongs to this configuration alone.
+        console: what shows the progress; nothing does by default.
+
+    Yields:
+        Each folder when its run has ended, with the error if the data cannot be had or dealt as configured,
+        or a model diverged; other errors are raised.
+    """
+    with Workshop(console or Console()) as workshop:
+        for number, (path, config) in enumerate(runs.items(), 1):
+            try:
+                if not finished(path):
+                    with storage_errors(path, "create"):
+                        path.mkdir(parents=True, exist_ok=True)
+                    workshop.work(RunFolder(place(path)), config, path.name, number, len(runs))
+            except (DataError, PartitionError, DivergedError) as error:
+                yield path, error
+            else:
+                yield path, None
+
+
+def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
+    """Seconds of training that each run would take on one core of this machine, by an epoch of one client.
+
+    None where the data cannot be had or dealt, or that epoch diverges.
+    """
+    workshop = Workshop(Console())
+    for config in configs:
+        try:
+            world = workshop.world_of(config)
+            yield planning.expected_seconds(world, workshop.pool)
+        except (DataError, PartitionError, DivergedError):
+            yield None
 
 
 class Workshop:
@@ -239,6 +294,7 @@ class Workshop:
         self._console.note(
             f"Results are in {top.path}. Next:\n"
             f"    {python} -c \"import raypfl; print(raypfl.Result('{top.path}').rounds())\"\n"
+            f"    {command} report {top.path}\n"
             f"    {command} plan configs/diversifed/fmnist_dirichlet.yaml\n"
             f"    {command} run configs/quickstart.yaml method.name=diversifed method.tau=0.9"
         )
@@ -293,7 +349,9 @@ class Workshop:
 
 def pool_key(config: RunConfig) -> str:
     """What two configurations have in common that read the same data set."""
-    return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
+    # Images are the same for every seed; what is generated may not be.
+    seed = "" if isinstance(config.data, ImageConfig) else config.seed
+    return f"{config.data.model_dump_json()}/{seed}"
 
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from raypfl import plugins
 from raypfl.clock import VirtualClock
 from raypfl.clock.config import Given
 from raypfl.config import StrictModel
@@ -35,10 +37,17 @@ if TYPE_CHECKING:
         name: str
 
 else:
-    MethodConfig = Annotated[
-        Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
-        Field(discriminator="name"),
-    ]
+    # What other packages add stands beside what comes with the project.
+    MethodConfig = plugins.union_with(
+        Annotated[
+            Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
+            Field(discriminator="name"),
+        ],
+        plugins.METHOD_GROUP,
+    )
+    DataConfig = plugins.union_with(DataConfig, plugins.DATA_GROUP)
+    PartitionConfig = plugins.union_with(PartitionConfig, plugins.PARTITION_GROUP)
+    ModelConfig = plugins.union_with(ModelConfig, plugins.MODEL_GROUP)
 
 OF_PEERS = ("mode", "order", "timeout", "offset", "period")
 OF_SERVERS = ("deadline", "over_selection")
@@ -94,7 +103,9 @@ class EvaluationConfig(StrictModel):
     models: tuple[Model, ...] = Field(
         ("personalised", "global", "alternative"), min_length=1, description="those a method has"
     )
-    diagnostics: bool = Field(False, description="record what the method says about the server's step")
+    diagnostics: bool = Field(
+        False, description="record what the method says of the server's step, and matrices between clients"
+    )
     clients: PositiveInt | Literal["all"] = Field("all", description="a sample of so many clients, or all")
 
     @field_validator("points", "models")
@@ -151,6 +162,16 @@ class ResourcesConfig(StrictModel):
         return self
 
 
+class ServerConfig(StrictModel):
+    """How the server's state is held. No setting here changes a result."""
+
+    sharding: PositiveInt = Field(
+        1,
+        description="servers that hold the columns of all rows together, where one cannot; "
+        "for methods whose server works column by column",
+    )
+
+
 class CheckpointConfig(StrictModel):
     """How often the state of a run is written, and how much of it is kept."""
 
@@ -183,19 +204,25 @@ class Settings(StrictModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
+    server: ServerConfig = ServerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultsConfig = FaultsConfig()
 
     @field_validator("storage_path", mode="before")
     @classmethod
-    def _a_path(cls, given: object) -> object:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _a_path(cls, given: object) -> str:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError("must be a path")
+        return os.fspath(given)
 
     @field_validator("storage_path")
     @classmethod
-    def _no_secrets(cls, path: str) -> str:
+    def _an_address(cls, path: str) -> str:
         if is_remote(path):
+            # Says what is wrong with it, such as a password.
             Remote(path)
+        elif (kind := re.match(r"(s3|gs|gcs|hdfs|abfs|file):(?!//)", path)) is not None:
+            raise ValueError(f"is no address; write {kind[1]}://, as in {kind[1]}://bucket/runs")
         return path
 
     @field_validator("name")
@@ -265,6 +292,7 @@ class ExperimentConfig(Settings):
             raise ValueError(f"seed = {list(self.seed)} names a seed twice.")
         _check_personal_model(self, self.method)
         _check_clock(self, self.method)
+        _check_sharding(self, self.method)
         for index, method in enumerate(self.method):
             if method in self.method[:index]:
                 raise ValueError(f"method lists {method.name} twice with the same options.")
@@ -281,6 +309,7 @@ class RunConfig(Settings):
     def _room_for_personal_model(self) -> RunConfig:
         _check_personal_model(self, [self.method])
         _check_clock(self, [self.method])
+        _check_sharding(self, [self.method])
         return self
 
 
@@ -292,6 +321,19 @@ def _check_personal_model(settings: Settings, methods: Iterable[MethodConfig]) -
                 f"personal_model: with method {method.name} clients have no models of another architecture; "
                 f"they do with {', '.join(able)}. Remove personal_model, or run {method.name} without it."
             )
+
+
+def _check_sharding(settings: Settings, methods: Iterable[MethodConfig]) -> None:
+    asked = f"server.sharding = {settings.server.sharding}"
+    for method in methods if settings.server.sharding > 1 else ():
+        if not METHODS[method.name].columns:
+            able = [name for name, known in METHODS.items() if known.columns]
+            raise ConfigError(
+                f"{asked}: the server of {method.name} does not work column by column; those of "
+                f"{', '.join(able)} do. Remove it, or run {method.name} apart."
+            )
+    if settings.server.sharding > 1 and settings.clock is not None:
+        raise ConfigError(f"{asked} with clock: a virtual clock knows one server. Remove one of the two.")
 
 
 def _check_clock(settings: Settings, methods: Iterable[MethodConfig]) -> None:

@@ -55,6 +55,7 @@ CONFIG: Mapping[str, Any] = {
     "model": {"name": "stumbling:Net", "head": "head"},
     "training": {"epochs": 1, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
     "topology": {"name": "full", "weights": "uniform"},
+    "evaluation": {"diagnostics": True},
     "engine": {"block": 1, "width": 1},
     "checkpoint": {"every": 2},
 }
@@ -140,7 +141,7 @@ def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
     with checkpoints.at_hand(folder, of_clients=False) as here:
-        hub = checkpoints.read_hub(here, METHODS[method].hub_type)
+        hub = checkpoints.read_hub(here, METHODS[method].hub_type, METHODS[method].columns)
     with checkpoints.at_hand(folder, of_clients=True) as here:
         stored = stored_type(METHODS[method].state_type)
         rows = checkpoints.read_rows(here, torch.arange(NUM_CLIENTS), stored)
@@ -150,8 +151,8 @@ def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def assert_same_run(left: Place, right: Place, method: str = "fedamp") -> None:
-    """Records of clients and rounds (but for seconds), messages and final tensors, bit for bit."""
-    for table in ("clients", "rounds", "traffic", "dropped"):
+    """Records (but for seconds) and final tensors, bit for bit."""
+    for table in ("clients", "rounds", "traffic", "diagnostics", "pairs", "dropped"):
         frames = [getattr(Result(path), table)() for path in (left, right)]
         kept = [name for name in frames[0].columns if name != "run" and not name.endswith("_seconds")]
         pd.testing.assert_frame_equal(frames[0][kept], frames[1][kept], check_exact=True, obj=table)

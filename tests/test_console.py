@@ -4,9 +4,16 @@ import pytest
 from rich.console import Console as Terminal
 
 from raypfl.console import Console, LiveConsole, PlainConsole, RunTitle, console_for
-from raypfl.records.grid import Grid
+from raypfl.records.grid import Grid, fitting
 
 GRID = Grid(("method", "accuracy"), (("fed[amp]", "71.25"),))
+
+
+WIDE = Grid(
+    ("method", "worst decile", "last ten", "interval"),
+    (("diversifed", "85.00", "1,234.56", "-22.46 to -4.65"),),
+    note="What it is.",
+)
 
 
 class FakeTerminal(io.StringIO):
@@ -81,3 +88,20 @@ def test_standard_output_is_the_default(capsys):
 def test_the_base_shows_nothing(capsys):
     drive(Console())
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_narrow_terminal_has_the_table_in_parts_and_every_number_whole(width):
+    stream = FakeTerminal()
+    LiveConsole(Terminal(file=stream, width=width, color_system=None)).table(WIDE)
+    shown = stream.getvalue()
+    assert all(cell in shown for cell in WIDE.rows[0]) and "…" not in shown
+    assert shown.rstrip().endswith("What it is.")
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_parts_of_a_table_repeat_its_first_column():
+    first, second = fitting(WIDE, 33, between=3)
+    assert first.header == ("method", "worst decile", "last ten") and first.note == ""
+    assert second == Grid(("method", "interval"), (("diversifed", "-22.46 to -4.65"),), 1, "What it is.")
+    assert fitting(WIDE, 100, between=3) == [WIDE]

@@ -30,13 +30,18 @@ MAY_IMPORT = {
 """Which other parts of raypfl a part stands on."""
 
 OUTSIDE = {
-    "algebra": PURE | {"torch", "contextvars"},
+    "algebra": PURE | {"torch", "contextlib", "contextvars"},
     "methods": PURE | {"torch", "pydantic"},
     "clock": PURE | {"numpy", "pydantic"},
 }
 """Which packages, of the standard library too, a part may use: no files, clocks, logging or randomness."""
 
-RAY_IS_AT_HOME = ("raypfl/engine/ray.py", "raypfl/engine/placement.py", "raypfl/sweep/")
+RAY_IS_AT_HOME = (
+    "raypfl/engine/ray.py",
+    "raypfl/engine/ray_mail.py",
+    "raypfl/engine/placement.py",
+    "raypfl/sweep/",
+)
 
 
 def imported(source: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from raypfl.algebra.distances import (
     pairwise_distances,
     pairwise_similarities,
     row_distances,
+    row_norms,
 )
 from raypfl.algebra.divergence import every_pair, jeffreys, jensen_shannon
 from raypfl.algebra.masked_mean import masked_mean
@@ -62,6 +63,7 @@ __all__ = [
     "quantize",
     "replace_rows",
     "row_distances",
+    "row_norms",
     "require_certified",
     "rows_of",
     "unpack_bits",

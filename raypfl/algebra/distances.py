@@ -9,22 +9,13 @@ float64; both happen in column blocks, so the rows are never copied whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from raypfl.algebra.columns import column_blocks, sum_over_columns
 from raypfl.algebra.phases import phase
-
-COLUMN_BLOCK = 8192
-"""Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
-
-
-def column_blocks(num_columns: int) -> Iterator[slice]:
-    """Slices that cover the columns of a matrix of rows."""
-    for start in range(0, num_columns, COLUMN_BLOCK):
-        yield slice(start, min(start + COLUMN_BLOCK, num_columns))
 
 
 @phase("distances")
@@ -35,32 +26,45 @@ def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tenso
 
     Args:
         a_KP: rows `[K, P]`.
-        b_KP: as many.
+        b_KP: as many, or a single one for all.
         order: 2 for the Euclidean distance, 1 for the sum of absolute differences.
     """
-    total_K = a_KP.new_zeros(len(a_KP), dtype=torch.float64)
-    for columns in column_blocks(a_KP.shape[1]):
-        difference = a_KP[:, columns].double() - b_KP[:, columns].double()
-        total_K += difference.abs().pow_(order).sum(1)
+
+    def summed(section: slice) -> Tensor:
+        total_K = a_KP.new_zeros(len(a_KP), dtype=torch.float64)
+        a_KQ, b_KQ = a_KP[:, section], b_KP[:, section]
+        for columns in column_blocks(a_KQ.shape[1], len(a_KQ)):
+            difference = a_KQ[:, columns].double() - b_KQ[:, columns].double()
+            total_K += difference.abs().pow_(order).sum(1)
+        return total_K
+
+    total_K = sum_over_columns(a_KP.shape[1], summed)
     return total_K.sqrt_() if order == 2 else total_K
+
+
+@phase("distances")
+def row_norms(w_KP: Tensor) -> Tensor:
+    """Euclidean norm of every row: float64 `[K]`."""
+    return row_distances(w_KP, w_KP.new_zeros(1, 1).expand(1, w_KP.shape[1]))
 
 
 @phase("distances")
 def all_rows_equal(w_KP: Tensor) -> bool:
     """Whether every model is bitwise the first one (a common start, or a single model)."""
-    # One at a time: models that differ mostly differ in the first row that is looked at.
-    return all(torch.equal(row, w_KP[0]) for row in w_KP[1:])
+
+    def differ(section: slice) -> Tensor:
+        w_KQ = w_KP[:, section]
+        # One at a time: models that differ mostly differ in the first row that is looked at.
+        equal = all(torch.equal(row, w_KQ[0]) for row in w_KQ[1:])
+        return torch.tensor(0.0 if equal else 1.0)
+
+    return not sum_over_columns(w_KP.shape[1], differ)
 
 
 @phase("distances")
 def pairwise_distances(w_KP: Tensor) -> Tensor:
     """Euclidean distances between all rows: float64 `[K, K]`, symmetric with a zero diagonal."""
-    gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
-    for columns in column_blocks(w_KP.shape[1]):
-        # A copy also of float64 rows: it is centred in place.
-        part = w_KP[:, columns].to(torch.float64, copy=True)
-        part -= part.mean(0)
-        gram_KK.addmm_(part, part.T)
+    gram_KK = _gram(w_KP, centred=True)
     norms_K = gram_KK.diagonal()
     squared_KK = (norms_K[:, None] + norms_K[None, :] - 2.0 * gram_KK).clamp_min_(0.0)
     squared_KK.fill_diagonal_(0.0)
@@ -71,9 +75,23 @@ def pairwise_distances(w_KP: Tensor) -> Tensor:
 @phase("distances")
 def pairwise_similarities(w_KP: Tensor) -> Tensor:
     """Cosine of the angle between all rows, not centred: float64 `[K, K]`; 0 where a row is zero."""
-    gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
-    for columns in column_blocks(w_KP.shape[1]):
-        part = w_KP[:, columns].double()
-        gram_KK.addmm_(part, part.T)
+    gram_KK = _gram(w_KP, centred=False)
     norms_K = gram_KK.diagonal().sqrt()
     return gram_KK / (norms_K[:, None] * norms_K[None, :]).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _gram(w_KP: Tensor, *, centred: bool) -> Tensor:
+    """Inner products of all rows, or of their differences to the mean row: float64 `[K, K]`."""
+
+    def summed(section: slice) -> Tensor:
+        gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
+        w_KQ = w_KP[:, section]
+        for columns in column_blocks(w_KQ.shape[1], len(w_KQ)):
+            # A copy also of float64 rows: it is centred in place.
+            part = w_KQ[:, columns].to(torch.float64, copy=centred)
+            if centred:
+                part -= part.mean(0)
+            gram_KK.addmm_(part, part.T)
+        return gram_KK
+
+    return sum_over_columns(w_KP.shape[1], summed)

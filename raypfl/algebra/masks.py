@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.columns import column_blocks
 from raypfl.algebra.phases import phase
 
 BITS = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.columns import column_blocks
 from raypfl.algebra.phases import phase
 
 
@@ -25,7 +25,7 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
-    for columns in column_blocks(w_KP.shape[1]):
+    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
         # A copy also of float64 rows: the result is built up in it.
         part = w_KP[:, columns].to(torch.float64, copy=True)
         centred = part - part.mean(0)
@@ -42,7 +42,7 @@ def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
         w_KP: rows `[K, P]`.
     """
     out_RP = w_KP.new_empty(len(coefficients_RK), w_KP.shape[1])
-    for columns in column_blocks(w_KP.shape[1]):
+    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
         out_RP[:, columns] = coefficients_RK @ w_KP[:, columns].double()
     return out_RP
 

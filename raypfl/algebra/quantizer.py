@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.columns import column_blocks
 from raypfl.errors import ConfigError
 
 FEWEST_BITS, MOST_BITS = 2, 32

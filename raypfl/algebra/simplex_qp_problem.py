@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.columns import column_blocks
 from raypfl.errors import DataError, ShapeError
 
 NEGLIGIBLE_VARIANCE = 1e-12

@@ -35,6 +35,8 @@ class RoundReport(NamedTuple):
     """Times of the virtual clock, by column; None where there is none."""
     server_phases: dict[Phase, Spent] | None = None
     """What the server's seconds were spent on, where that is asked for (`World.phases`)."""
+    pairs: Sequence[dict[str, Any]] = ()
+    """Blocks of entries of matrices between clients, by column."""
 
 
 class Engine(Protocol):

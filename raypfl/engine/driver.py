@@ -183,6 +183,7 @@ class Driver:
                 clients=report.clients,
                 traffic=report.traffic,
                 diagnostics=report.diagnostics,
+                pairs=report.pairs,
                 participants=report.participants,
                 round_seconds=seconds,
                 server_seconds=report.server_seconds,

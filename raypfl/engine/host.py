@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ from raypfl.training.cohort import Split
 
 LOCAL_UPDATE = "local update"
 """The phase in which only participants are worked on."""
+
+PART_BYTES = 2**28
+"""About how much of the rows is copied at once for a checkpoint."""
 
 AnyRows = Any
 """A NamedTuple of tensors whose type the method declares."""
@@ -121,6 +124,8 @@ class ClientHost:
         """Go back to a checkpoint, or to the state before the first round."""
         self.state: dict[int, AnyRows] = {}
         self.velocity: dict[int, Tensor] = {}
+        self._ours: set[int] = set()
+        """Blocks whose rows are in memory that nothing else refers to."""
         if checkpoint is not None:
             with checkpoints.at_hand(checkpoint, of_clients=True) as folder:
                 for block, ids in self.blocks.items():
@@ -134,14 +139,37 @@ class ClientHost:
             # A velocity of zero is a fresh one: v <- rho 0 + g.
             self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
 
-    def save(self, building: Place, name: str) -> Part:
-        """Write this host's rows as one part of a checkpoint."""
-        stored = [(*state, self.velocity[block]) for block, state in self.state.items()]
-        rows = self.stored_type(*(torch.cat(parts) for parts in zip(*stored, strict=True)))
-        return checkpoints.write_part(building, name, rows, torch.cat(list(self.blocks.values())))
+    def save(self, building: Place, name: str) -> list[Part]:
+        """Write this host's rows as parts of a checkpoint: one, or several where it is large."""
+        groups = self._groups()
+        names = [name] if len(groups) == 1 else [f"{name}-{number:03d}" for number in range(len(groups))]
+        parts = []
+        for called, blocks in zip(names, groups, strict=True):
+            stored = [(*self.state[block], self.velocity[block]) for block in blocks]
+            rows = self.stored_type(*(torch.cat(fields) for fields in zip(*stored, strict=True)))
+            ids = torch.cat([self.blocks[block] for block in blocks])
+            parts.append(checkpoints.write_part(building, called, rows, ids))
+        return parts
 
-    def work(self, work: Work) -> tuple[list[Upload], Report]:
+    def _groups(self) -> list[list[int]]:
+        """This host's blocks, as many together as may be copied at once."""
+        groups: list[list[int]] = [[]]
+        size = 0
+        for block, state in self.state.items():
+            own = sum(field.nbytes for field in (*state, self.velocity[block]))
+            if groups[-1] and size + own > PART_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(block)
+            size += own
+        return groups
+
+    def work(self, work: Work, send: Callable[[Upload], None] | None = None) -> tuple[list[Upload], Report]:
         """One round of this host's clients.
+
+        Args:
+            work: what the hub asks for.
+            send: takes each block's upload as soon as it is there; it is then not returned.
 
         Raises:
             ClientError: code of the method or model raised at a client.
@@ -152,7 +180,7 @@ class ClientHost:
         records: list[dict[str, Any]] = []
         messages: list[Message] = []
         evaluation_seconds = 0.0
-        trained: dict[int, AnyRows] = {}
+        trained: dict[int, tuple[Tensor, AnyRows]] = {}
         velocity: dict[int, Tensor] = {}
         for block, ids in self.blocks.items():
             here = torch.isin(work.ids, ids)
@@ -174,23 +202,27 @@ class ClientHost:
                 cohort = self._cohort(participants, work.turn)
                 if self.kept_columns:
                     cohort.velocity = self.velocity[block][rows]
-                state, up = self._train(cohort, work.round, rows, state, down, records)
+                own, up = self._train(cohort, work.round, rows, state, down, records)
+                trained[block] = rows, own
                 if cohort.velocity is not None:
-                    velocity[block] = self.velocity[block].index_copy(0, rows, cohort.velocity)
+                    velocity[block] = cohort.velocity
                 sends = work.uploads[here]
                 if sends.any():
                     upload = _upload(participants, up, sends)
-                    uploads.append(upload)
+                    (send or uploads.append)(upload)
                     messages += self.method.sent_up(self.net, upload.ids, upload.up)
-            trained[block] = state
             if work.evaluate_post:
                 begin = time.perf_counter()
                 with self._phase("evaluation", ids, work.round):
+                    if len(participants):
+                        state = put(state, rows, own)
                     records += self._evaluate(work, "post", block, rows, state, down, up)
                 evaluation_seconds += time.perf_counter() - begin
         # Only now, so that a client that fails leaves every row of the host as it was.
-        self.state.update(trained)
-        self.velocity.update(velocity)
+        for block, (rows, own) in trained.items():
+            self._keep(block, rows, own)
+            if block in velocity:
+                self.velocity[block].index_copy_(0, rows, velocity[block])
         seconds = time.perf_counter() - start
         return uploads, Report(records, columns_of(messages), evaluation_seconds, seconds)
 
@@ -220,7 +252,19 @@ class ClientHost:
                 "participant": True,
             }
         )
-        return put(state, rows, own), up
+        return own, up
+
+    def _keep(self, block: int, rows: Tensor, own: AnyRows) -> None:
+        """Put what some clients of a block keep in its place.
+
+        Where it stands, once no one else can hold the block's rows: few of many clients then cost no copy.
+        """
+        kept = put(self.state[block], rows, own, in_place=block in self._ours)
+        self.state[block] = kept
+        if kept is own:
+            self._ours.discard(block)
+        else:
+            self._ours.add(block)
 
     @contextmanager
     def _phase(self, phase: str, ids: Tensor, round: int) -> Iterator[None]:

@@ -9,8 +9,8 @@ from raypfl.data import Pool
 from raypfl.engine.contract import RoundReport
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost
-from raypfl.engine.hub import Hub
 from raypfl.engine.reports import StepReport, round_report
+from raypfl.engine.sharding import hub_of
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
@@ -24,7 +24,7 @@ class LocalEngine:
         self._stack.enter_context(settled_arithmetic(world.config.engine.threads))
         device = training_device(world.config)
         dealt = deal(world, world.config.engine.num_actors or 1)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
+        self.hub = hub_of(world, [ids_of(world, blocks) for blocks in dealt], device)
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
     def round(
@@ -49,7 +49,8 @@ class LocalEngine:
         return RoundReport(records, [], {}, 0, opening.seconds, evaluating, working)
 
     def save(self, building: Place) -> Sequence[Part]:
-        parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]
+        hosts = enumerate(self.hosts)
+        parts = [part for number, host in hosts for part in host.save(building, f"state-{number:03d}")]
         return [*self.hub.save(building), *parts]
 
     def restore(self, checkpoint: Place | None) -> None:

@@ -56,10 +56,14 @@ def trim(message: RowsT, pools: Mapping[str, str]) -> RowsT:
     return message._replace(**new) if new else message  # type: ignore[attr-defined]
 
 
-def put(message: RowsT, rows: Tensor, new: RowsT) -> RowsT:
+def put(message: RowsT, rows: Tensor, new: RowsT, *, in_place: bool = False) -> RowsT:
     """The message with some rows replaced, all fields; nothing is copied where all are, in order."""
     if not message or torch.equal(rows, torch.arange(len(message[0]), device=rows.device)):
         return new
+    if in_place:
+        for field, part in zip(message, new, strict=True):
+            field.index_copy_(0, rows, part)
+        return message
     return type(message)(*(field.index_copy(0, rows, part) for field, part in zip(message, new, strict=True)))
 
 

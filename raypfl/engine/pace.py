@@ -191,4 +191,4 @@ class InTurn(Together):
 @phase("messages")
 def sent_down(hub: Hub, plan: Plan, down: Any) -> list[Message]:
     """The messages that `down` stands for."""
-    return hub.method.sent_down(hub.net, plan, down)
+    return hub.messages(plan, down)

@@ -35,6 +35,7 @@ class Placement:
     host_gpus: float
     server_cpus: float
     server_gpus: float
+    num_servers: int = 1
 
     def request(self) -> str:
         """In words."""
@@ -42,7 +43,10 @@ class Placement:
             _resources(self.host_cpus, self.host_gpus),
             _resources(self.server_cpus, self.server_gpus),
         )
-        return f"{self.num_hosts} client hosts with {host} each, and a server with {server}"
+        servers = f"a server with {server}"
+        if self.num_servers > 1:
+            servers = f"{self.num_servers} servers with {server} each"
+        return f"{self.num_hosts} client hosts with {host} each, and {servers}"
 
 
 def place(world: World, nodes: Sequence[Node]) -> Placement:
@@ -61,6 +65,7 @@ def place(world: World, nodes: Sequence[Node]) -> Placement:
         wanted.num_gpus_per_actor,
         wanted.num_cpus_server,
         wanted.num_gpus_server,
+        world.config.server.sharding,
     )
     room = _room(one, nodes)
     if engine.num_actors is not None:

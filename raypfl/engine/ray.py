@@ -7,12 +7,10 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
@@ -26,15 +24,16 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from raypfl.algebra.columns import Shard
 from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
-from raypfl.engine.dealing import deal, ids_of
-from raypfl.engine.host import AtWork, ClientHost, Upload, Work, without
-from raypfl.engine.hub import Closing, Hub
-from raypfl.engine.messages import decode, encode
+from raypfl.engine.dealing import deal
+from raypfl.engine.host import without
+from raypfl.engine.hub import Closing
 from raypfl.engine.placement import Placement, fewer, nodes_alive
+from raypfl.engine.ray_actors import HostActor, HubActor
 from raypfl.engine.reports import StepReport, round_report
-from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
+from raypfl.engine.world import World
 from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place, place
@@ -57,89 +56,18 @@ START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
 
 
-class _Host:
-    """A client host as an actor; serves one run after another."""
-
-    host: ClientHost
-    GROUPS: ClassVar[dict[str, int]] = {"watch": 1}
-    """A thread that answers while the host works."""
-
-    def begin(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray) -> None:
-        """Become a host of this run, at the state before its first round."""
-        # The rows of the run before go first: those of two runs may not fit.
-        vars(self).pop("host", None)
-        settle_arithmetic(world.config.engine.threads)
-        self.device = training_device(world.config)
-        self.host = ClientHost(world, blocks, x, y, self.device)
-
-    def work(self, work: Work) -> tuple[Any, Any]:
-        uploads, report = self.host.work(work._replace(down=decode(work.down, self.device)))
-        return [upload._replace(up=encode(upload.up)) for upload in uploads], report
-
-    def save(self, building: Place, name: str) -> Part:
-        return self.host.save(building, name)
-
-    def restore(self, checkpoint: Place | None) -> None:
-        self.host.restore(checkpoint)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-    def at_work(self) -> tuple[AtWork, float] | None:
-        """What it is doing, and for how many seconds; to be called in the group `watch`."""
-        work = self.host.at_work
-        return None if work is None else (work, time.monotonic() - work.since)
-
-
-class _Hub:
-    """The hub as an actor; serves one run after another."""
-
-    hub: Hub
-    GROUPS: ClassVar[dict[str, int]] = {}
-
-    def begin(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
-        """Become the hub of this run, at the state before its first round."""
-        vars(self).pop("hub", None)
-        settle_arithmetic(world.config.engine.threads)
-        self.device = server_device(world.config)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
-
-    def open(
-        self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool, away: Collection[int]
-    ) -> tuple[Any, ...]:
-        opening, work = self.hub.open(
-            round, train=train, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post, away=away
-        )
-        return opening, *(own._replace(down=encode(own.down)) for own in work)
-
-    def close(self, *uploads: Sequence[Upload]) -> Closing:
-        return self.hub.close(
-            [upload._replace(up=decode(upload.up, self.device)) for own in uploads for upload in own]
-        )
-
-    def save(self, building: Place) -> list[Part]:
-        return self.hub.save(building)
-
-    def restore(self, checkpoint: Place | None) -> None:
-        self.hub.restore(checkpoint)
-
-    def ready(self) -> int:
-        return os.getpid()
-
-
 class Crew:
     """The actors of a placement. They outlive a run: starting them (a process, torch) takes seconds."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self._hub: Actor | None = None
+        self._hubs: list[Actor | None] = [None] * placement.num_servers
         self._hosts: list[Actor | None] = [None] * placement.num_hosts
 
     @property
-    def hub(self) -> Actor:
-        """The hub; only after `complete`."""
-        assert self._hub is not None
-        return self._hub
+    def hubs(self) -> list[Actor]:
+        """The hub, or several by the columns that they hold; only after `complete`."""
+        return [hub for hub in self._hubs if hub is not None]
 
     @property
     def hosts(self) -> list[Actor]:
@@ -156,11 +84,14 @@ class Crew:
             PlacementError: some do not start. `close` ends the others.
         """
         placement = self.placement
-        if self._hub is None or not _alive(self._hub):
-            self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus)
+        # Several hubs are there because one node has no room for them.
+        seat = {"scheduling_strategy": "SPREAD"} if len(self._hubs) > 1 else {}
+        for number, hub in enumerate(self._hubs):
+            if hub is None or not _alive(hub):
+                self._hubs[number] = _start(HubActor, placement.server_cpus, placement.server_gpus, seat)
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
-                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
+                self._hosts[number] = _start(HostActor, placement.host_cpus, placement.host_gpus, {})
         answers = {actor: actor.ready.remote() for actor in self._actors()}
         end = time.monotonic() + START_SECONDS
         while late := self._late(answers, min(LOOK_SECONDS, end - time.monotonic())):
@@ -181,14 +112,15 @@ class Crew:
 
     def processes(self) -> dict[str, int]:
         """Process ids of the actors by name, for those who watch or kill them."""
-        names = ["hub", *(f"host-{number}" for number in range(len(self._hosts)))]
+        others = (f"hub-{number}" for number in range(1, len(self._hubs)))
+        names = ["hub", *others, *(f"host-{number}" for number in range(len(self._hosts)))]
         return dict(zip(names, ray.get([actor.ready.remote() for actor in self._actors()]), strict=True))
 
     def close(self) -> None:
         """End all actors."""
         for actor in self._actors():
             ray.kill(actor)
-        self._hub, self._hosts = None, [None] * len(self._hosts)
+        self._hubs, self._hosts = [None] * len(self._hubs), [None] * len(self._hosts)
 
     def _late(self, answers: Mapping[Actor, Any], seconds: float) -> list[Actor]:
         """Those who have not answered when the time is up."""
@@ -204,7 +136,7 @@ class Crew:
                 ray.kill(host)
 
     def _actors(self) -> list[Actor]:
-        return [actor for actor in (self._hub, *self._hosts) if actor is not None]
+        return [actor for actor in (*self._hubs, *self._hosts) if actor is not None]
 
 
 class RayEngine:
@@ -226,33 +158,30 @@ class RayEngine:
     ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
-            opening, *work = self._open(round, True, evaluate_pre, evaluate_post, away)
-            done = [
-                host.work.options(num_returns=2).remote(own)
-                for host, own in zip(self._crew.hosts, work, strict=True)
-            ]
-            uploads = [own for own, _ in done]
-            closing = self._crew.hub.close.remote(*uploads)
-            self._watch(round, [report for _, report in done], [opening, closing, *work, *uploads])
-            # Hosts first: an error of a client is the one to show, not its echo at the hub.
-            *reports, opened, closed = _results(
-                [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
+            opening, work = self._open(
+                round=round,
+                train=True,
+                evaluate_pre=evaluate_pre,
+                evaluate_post=evaluate_post,
+                away=away,
             )
-            steps.append(StepReport(opened, reports, closed))
+            uploads, reporting = self._work(work)
+            closing = [
+                hub.close.remote(*own)
+                for hub, own in zip(self._crew.hubs, zip(*uploads, strict=True), strict=True)
+            ]
+            self._watch(round, reporting, [opening, *closing, *_flat(work, uploads)])
+            # Hosts first: an error of a client is the one to show, not its echo at the hub.
+            found = _results([*reporting, opening, *closing], unread=_flat(work, uploads))
+            reports, (opened, *closed) = found[: len(reporting)], found[len(reporting) :]
+            steps.append(StepReport(opened, reports, _slowest(closed)))
         return round_report(steps, clock=self._world.config.clock is not None, over_hosts=max)
 
     def evaluate(self, round: int) -> RoundReport:
-        opening, *work = self._open(round + 1, False, True, False, ())
-        done = [
-            host.work.options(num_returns=2).remote(own)
-            for host, own in zip(self._crew.hosts, work, strict=True)
-        ]
-        self._watch(
-            round, [report for _, report in done], [opening, *work, *(uploads for uploads, _ in done)]
-        )
-        *reports, opened = _results(
-            [*(report for _, report in done), opening], unread=[*work, *(uploads for uploads, _ in done)]
-        )
+        opening, work = self._open(round=round + 1, train=False, evaluate_pre=True, evaluate_post=False)
+        uploads, reporting = self._work(work)
+        self._watch(round, reporting, [opening, *_flat(work, uploads)])
+        *reports, opened = _results([*reporting, opening], unread=_flat(work, uploads))
         records = [block for report in reports for block in report.clients]
         evaluating = max(report.evaluation_seconds for report in reports)
         working = max(report.seconds for report in reports)
@@ -262,13 +191,13 @@ class RayEngine:
         where = place(building)
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
-        hub, *saved = _results([self._crew.hub.save.remote(where), *parts])
-        return [*hub, *saved]
+        hubs = [hub.save.remote(where) for hub in self._crew.hubs]
+        return [part for own in _results([*hubs, *parts]) for part in own]
 
     def restore(self, checkpoint: Place | None) -> None:
         self._begin(after_loss=True)
         if checkpoint is not None:
-            actors = (self._crew.hub, *self._crew.hosts)
+            actors = (*self._crew.hubs, *self._crew.hosts)
             _results([actor.restore.remote(place(checkpoint)) for actor in actors])
 
     def close(self) -> None:
@@ -277,18 +206,33 @@ class RayEngine:
     def _begin(self, *, after_loss: bool = False) -> None:
         self._crew.complete(after_loss=after_loss)
         self._dealt = deal(self._world, len(self._crew.hosts))
-        begun = [self._crew.hub.begin.remote(self._world, self._dealt)]
+        hubs, world = self._crew.hubs, ray.put(self._world)
+        begun = [
+            hub.begin.remote(world, self._dealt, Shard(index, len(hubs))) for index, hub in enumerate(hubs)
+        ]
         for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
-            begun.append(host.begin.remote(self._world, blocks, *self._pool))
+            begun.append(host.begin.remote(world, blocks, *self._pool))
         _results(begun)
 
-    def _open(
-        self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool, away: Collection[int]
-    ) -> list[Any]:
-        refs: list[Any] = self._crew.hub.open.options(num_returns=1 + len(self._dealt)).remote(
-            round, train, evaluate_pre, evaluate_post, away
-        )
-        return refs
+    def _open(self, **due: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+        """References to what a step opens with, and by host to its work from every hub."""
+        hubs, sums = self._crew.hubs, list[Any]()
+        while True:
+            opened = [hub.open.options(num_returns=1 + len(self._dealt)).remote(due, *sums) for hub in hubs]
+            (opening, *_), *_ = opened
+            work = list(zip(*(own[1:] for own in opened), strict=True))
+            # One hub has all columns, and asks nothing.
+            if len(hubs) == 1 or _results([own[0] for own in opened], unread=_flat(work))[0] is not None:
+                return opening, work
+            sums.append(hubs[0].add.remote(*work[0]))
+
+    def _work(self, work: Sequence[tuple[Any, ...]]) -> tuple[list[list[Any]], list[Any]]:
+        """References by host to what every hub gets of its uploads, and to its report."""
+        done = [
+            host.work.options(num_returns=len(own) + 1).remote(*own)
+            for host, own in zip(self._crew.hosts, work, strict=True)
+        ]
+        return [own[:-1] for own in done], [own[-1] for own in done]
 
     def _watch(self, round: int, reports: Sequence[Any], others: Sequence[Any]) -> None:
         """Wait until all hosts are done, or one is at the same clients for longer than the deadline.
@@ -331,10 +275,12 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: Any, cpus: float, gpus: float) -> Actor:
+def _start(kind: Any, cpus: float, gpus: float, seat: Mapping[str, Any]) -> Actor:
     made: Any = ray.remote  # its types do not know concurrency_groups
     remote = made(concurrency_groups=kind.GROUPS)(kind)
-    actor: Actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+    actor: Actor = remote.options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **seat
+    ).remote()
     return actor
 
 
@@ -408,6 +354,15 @@ def _lost(error: Exception) -> HostsLost:
             "they spill to), or spread the hosts over more nodes."
         )
     return HostsLost(str(error))
+
+
+def _flat(*references: Sequence[Sequence[Any]]) -> list[Any]:
+    return [one for by_host in references for own in by_host for one in own]
+
+
+def _slowest(closed: Sequence[Closing]) -> Closing:
+    """Of the hubs of one run, which close a step at the same time."""
+    return closed[0]._replace(seconds=max(own.seconds for own in closed))
 
 
 def _claim(calls: Sequence[Any]) -> None:

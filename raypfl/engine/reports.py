@@ -48,6 +48,7 @@ def round_report(
         sum(over_hosts(own.seconds for own in step.hosts) for step in steps),
         columns_of_stays([stay for step in steps for stay in step.closing.stays]) if clock else None,
         together(part.phases for step in steps for part in (step.opening, step.closing)) or None,
+        [block for step in steps for block in step.opening.pairs],
     )
 
 

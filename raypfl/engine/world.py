@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from raypfl.algebra.columns import COLUMN_BLOCK, sections
 from raypfl.data import Federation, Pool
 from raypfl.engine.timing import check_clock
 from raypfl.errors import ConfigError, PlacementError
@@ -127,7 +128,19 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
         config.training.augment.check(input_shape)
     world.method().check(world.network(cpu), world.clients(cpu), config.training)
     check_clock(world)
+    _check_sharding(config, world.network(cpu).num_weights)
     return world
+
+
+def _check_sharding(config: RunConfig, num_weights: int) -> None:
+    """Refuse more servers than there are sections of a row."""
+    wanted, most = config.server.sharding, len(sections(num_weights))
+    if wanted > most:
+        raise ConfigError(
+            f"server.sharding = {wanted}: the {num_weights:,} parameters of this model are cut into {most} "
+            f"section(s) of at least {COLUMN_BLOCK:,}, of which a server holds whole ones. "
+            f"Use server.sharding of at most {most}."
+        )
 
 
 def _check_norms(config: RunConfig) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from raypfl.methods.apple import APPLE
-from raypfl.methods.contract import Clients, Message, Method, Nothing, Plan
+from raypfl.methods.contract import Clients, Message, Method, Nothing, Pairs, Plan
 from raypfl.methods.criticalfl import CriticalFL
 from raypfl.methods.dfedavgm import DFedAvgM
 from raypfl.methods.dispfl import DisPFL
@@ -57,4 +57,4 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any, Any]]] = {
     "ua_pdfl": UAPDFL,
 }
 
-__all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Plan"]
+__all__ = ["METHODS", "Clients", "Message", "Method", "Nothing", "Pairs", "Plan"]

@@ -114,6 +114,17 @@ class Message(NamedTuple):
     bytes: int
 
 
+class Pairs(NamedTuple):
+    """A number for each of some ordered pairs of clients, as entries of a matrix."""
+
+    receivers: Tensor
+    """The client whose row it is: whose model, head or decision the number goes into. Ids, int64 `[E]`."""
+    sources: Tensor
+    """The client whose column it is. Ids, int64 `[E]`."""
+    values: Tensor
+    """`[E]`."""
+
+
 AS_FEDAVG = 1.15
 """`Method.cost` of methods that do what FedAvg does, a gradient a batch, and little beside it."""
 SERVER = -1
@@ -137,6 +148,10 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         pools: shared fields `[1, U, ...]` of whose U rows a participant receives only some, each with the
             field of row numbers `[S, q]` that says which (-1: none). A host is handed the rows that its own
             participants receive.
+        columns: fields of hub, download and upload `[..., C]` on whose last axis the server works column by
+            column, so that several servers can hold it together; all other fields stand at each of them.
+            `download` and `diagnose` may use what `algebra` sums over columns; `aggregate` may not. Empty:
+            the server's step needs whole rows.
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
         without_server: messages go from client to client, and `aggregate` only publishes.
@@ -156,6 +171,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     state_type: ClassVar[type[Any]] = Nothing
     shared: ClassVar[frozenset[str]] = frozenset()
     pools: ClassVar[dict[str, str]] = {}
+    columns: ClassVar[frozenset[str]] = frozenset()
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     personal_models: ClassVar[bool] = False
     without_server: ClassVar[bool] = False
@@ -235,6 +251,14 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         """Numbers about the server's step of this round, by name; asked for by `evaluation.diagnostics`."""
         return {}
 
+    def relations(self, net: Network, hub: HubT, plan: Plan, down: DownT) -> dict[str, Pairs]:
+        """Who collaborates with whom in this round, by the name of the matrix; rows of `plan.ids`.
+
+        Recorded in rounds that are evaluated, where `evaluation.diagnostics` asks for it. Reports pair the
+        names `coefficient`, positive where the source pulls and negative where it pushes, and `distance`.
+        """
+        return {}
+
     @abstractmethod
     def local_update(self, cohort: Cohort, state: StateT, down: DownT) -> tuple[StateT, UpT]:
         """Train the clients of a cohort; rows of all arguments and results are the cohort's clients."""
@@ -297,6 +321,11 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         return [
             message for row, client in enumerate(ids.tolist()) for message in _fields(up, client, SERVER, row)
         ]
+
+
+def every_pair(ids: Tensor, values_SS: Tensor) -> Pairs:
+    """All entries of a matrix whose rows and columns are the clients `ids`."""
+    return Pairs(ids.repeat_interleave(len(ids)), ids.repeat(len(ids)), values_SS.reshape(-1))
 
 
 def same_for_all(net: Network, clients: Clients, values: int) -> Tensor:

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from raypfl.algebra import replace_rows, row_distances, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
+from raypfl.methods.contract import Clients, Message, Method, Pairs, Plan, same_for_all
 from raypfl.methods.pools import peer_messages, pool_of
 from raypfl.methods.start import common_start
 from raypfl.rng import key, numpy_generator
@@ -127,6 +127,7 @@ class FedFomo(Method[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     shared = frozenset({"models", "statistics"})
+    columns = frozenset({"w", "statistics", "models"})
     pools = {"models": "place", "statistics": "place"}
     summary = "FedFomo: others' models weighed by their gain on own validation samples"
 
@@ -219,6 +220,11 @@ class FedFomo(Method[Config, Hub, State, Down, Up]):
             replace_rows(hub.affinity, ids, affinity),
             hub.uploads.index_add(0, ids, torch.ones_like(ids)),
         )
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """Q of the participants, as far as it has gathered anything."""
+        rows, columns = hub.affinity[plan.ids].nonzero().T
+        return {"affinity": Pairs(plan.ids[rows], columns, hub.affinity[plan.ids[rows], columns])}
 
     def sent_down(self, net: Network, plan: Plan, down: Down) -> list[Message]:
         return peer_messages(plan, models=down.models, statistics=down.statistics)

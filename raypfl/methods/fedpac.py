@@ -45,7 +45,7 @@ from raypfl.algebra import (
     weighted_mean,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
+from raypfl.methods.contract import Clients, Message, Method, Pairs, Plan, every_pair, same_for_all
 from raypfl.methods.feature_statistics import extracted, feature_sums, kept, mean_centroids, num_features
 from raypfl.methods.fedrep import on_features
 from raypfl.methods.requirements import require_linear_head
@@ -282,6 +282,12 @@ class FedPAC(Method[Config, Hub, State, Down, Up]):
             "qp_objective": float(hub.objective.mean()),
             "qp_residual": float(hub.residual.max()),
         }
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """The weights of heads at the end of the round before, between its participants."""
+        if hub.ids.shape[1] == 0:
+            return {}
+        return {"head weight": every_pair(hub.ids[0], hub.weights[0])}
 
     def sent_down(self, net: Network, plan: Plan, down: Down) -> list[Message]:
         """Extractor, head, and the centroids of known classes."""

@@ -79,6 +79,7 @@ class FedRoDHyper(Method[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     shared = frozenset({"w", "omega"})
+    columns = frozenset({"w", "omega"})
     reported = ("personalised", "pre")
     summary = "FedRoD hyper: personal heads from a shared hypernetwork"
 

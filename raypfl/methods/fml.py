@@ -84,6 +84,7 @@ class FML(Method[Config, Hub, State, Down, Up]):
     hub_type = Hub
     state_type = State
     shared = frozenset({"w"})
+    columns = frozenset({"w", "u"})
     reported = ("personalised", "post")
     personal_models = True
     summary = "FML: own and shared models in mutual learning; any architecture for the own ones"

@@ -66,6 +66,7 @@ class GlobalModel(Method[ConfigT, Hub, StateT, Down, Up]):
     hub_type = Hub
     norms_at_home = True
     shared = frozenset({"w", "statistics"})
+    columns = frozenset({"w", "statistics"})
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "pre")
 
     def upload_bytes(self, net: Network, clients: Clients) -> Tensor:

@@ -56,6 +56,7 @@ class OneLambda(Published[Config, Down]):
 
     Config = Config
     shared = frozenset({"models"})
+    columns = frozenset({"w", "models"})
     summary = "one-lambda study: all clients attract or all repel each other"
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:

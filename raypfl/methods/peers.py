@@ -23,7 +23,7 @@ from torch import Tensor
 from raypfl import topology
 from raypfl.algebra import Csr, csr_from_pairs, csr_take, mix_sparse, replace_rows
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan
+from raypfl.methods.contract import Clients, Message, Method, Pairs, Plan
 from raypfl.methods.start import common_start, own_starts
 from raypfl.topology import Graph, KOut, Mixing, TopologyConfig
 from raypfl.training import Cohort, Network, TrainingConfig, cross_entropy
@@ -140,6 +140,7 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
     hub_type = Published
     state_type = State
     norms_at_home = True
+    columns = frozenset({"w"})
     by_turns = True
 
     @abstractmethod
@@ -159,6 +160,10 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
 
     def download(self, net: Network, hub: Published, plan: Plan) -> Down:
         return Down(gossip(self.weights(plan), hub.w, plan.ids))
+
+    def relations(self, net: Network, hub: Published, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """A, as far as it is not zero."""
+        return {"weight": entries(rows_for(csr_of(self.weights(plan)), plan.ids), plan.ids)}
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         w = self.train(cohort, self.personalised(cohort.net, state, down))
@@ -204,6 +209,11 @@ def csr_of(mixing: Mixing) -> Csr:
 def rows_for(matrix: Csr, ids: Tensor) -> Csr:
     """The rows of some receivers, on the device of their ids."""
     return Csr(*(field.to(ids.device) for field in csr_take(matrix, ids.cpu())))
+
+
+def entries(matrix: Csr, ids: Tensor) -> Pairs:
+    """What is stored of a matrix whose rows are the clients `ids` and whose columns are all clients."""
+    return Pairs(ids.repeat_interleave(matrix.offsets.diff()), matrix.columns, matrix.values)
 
 
 def gossip(mixing: Mixing, w: Tensor, ids: Tensor) -> Tensor:

@@ -15,9 +15,24 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from raypfl.algebra import pairwise_distances, pull_together, replace_rows, rows_of
+from raypfl.algebra import (
+    pairwise_distances,
+    pull_together,
+    replace_rows,
+    row_distances,
+    row_norms,
+    rows_of,
+)
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
+from raypfl.methods.contract import (
+    AS_FEDAVG,
+    Clients,
+    Method,
+    Pairs,
+    Plan,
+    every_pair,
+    same_for_all,
+)
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -83,6 +98,8 @@ class Anchored(Published[ConfigT, Down]):
     client's own model; the anchor lives for one round and never overwrites it.
     """
 
+    columns = frozenset({"w", "anchor"})
+
     @abstractmethod
     def attraction(self, w_SP: Tensor, round: int) -> Tensor:
         """The off-diagonal part `A` of `C = A + diag(1 - A 1)`: float64 `[S, S]`."""
@@ -110,7 +127,7 @@ class Anchored(Published[ConfigT, Down]):
         off_diagonal_SS = ~torch.eye(len(w_SP), dtype=torch.bool, device=w_SP.device)
         distance_SS, a_SS = pairwise_distances(w_SP), self.attraction(w_SP, plan.round)
         distances = distance_SS[off_diagonal_SS]
-        moved_S = (down.anchor - w_SP).norm(dim=1).double()
+        moved_S = row_distances(down.anchor, w_SP)
         return {
             "distance_min": float(distances.min()),
             "distance_median": float(distances.median()),
@@ -121,7 +138,23 @@ class Anchored(Published[ConfigT, Down]):
             "self_weight_min": float(1.0 - a_SS.sum(1).max()),
             "anchor_shift": float(moved_S.mean()),
             "anchor_shift_relative": float(moved_S.mean() / distances.median()),
-            "weight_norm_max": float(w_SP.norm(dim=1).max()),
+            "weight_norm_max": float(row_norms(w_SP).max()),
+        }
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """C with its diagonal, and the distances between the models that it was made of.
+
+        Nothing in the first round, in which all models are the common start.
+        """
+        w_SP = rows_of(hub.w, plan.ids)
+        if plan.round == 1:
+            return {}
+        a_SS = self.attraction(w_SP, plan.round)
+        c_SS = a_SS + (1.0 - a_SS.sum(1)).diag()
+        distance_SS = pairwise_distances(w_SP)
+        return {
+            "coefficient": every_pair(plan.ids, c_SS),
+            "distance": every_pair(plan.ids, distance_SS),
         }
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:

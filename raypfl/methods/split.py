@@ -60,6 +60,7 @@ class SharedExtractor(Method[ConfigT, Hub, State, Down, Up]):
     norms_at_home = True
     state_type = State
     shared = frozenset({"body"})
+    columns = frozenset({"body"})
     reported = ("personalised", "pre")
 
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:

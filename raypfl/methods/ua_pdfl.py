@@ -46,13 +46,14 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from raypfl.algebra import Csr, csr_from_pairs, mix_groups, mix_sparse, replace_rows
-from raypfl.methods.contract import Clients, Message, Plan
+from raypfl.methods.contract import Clients, Message, Pairs, Plan
 from raypfl.methods.peers import (
     SIZE_BYTES,
     PeerConfig,
     Peers,
     State,
     csr_of,
+    entries,
     heard,
     rows_for,
     sizes_of_all,
@@ -223,11 +224,7 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
 
     def download(self, net: Network, hub: Published, plan: Plan) -> Down:
         decided, ids = self.decide(hub, plan), plan.ids.to(hub.w.device)
-        extractor = _with_picks(self.weights(plan, decided.graph), decided.pick)
-        head = extractor
-        if self.config.use_lp:
-            head = _with_picks(self.weights(plan, decided.heads), decided.pick)
-        extractor, head = rows_for(extractor, ids), rows_for(head, ids)
+        extractor, head = (rows_for(matrix, ids) for matrix in self._mixings(decided, plan))
         # Running statistics travel with the layer they sit in; those of the head come last.
         groups = [(net.head, head), (net.body, extractor), (slice(net.body.stop, net.shared.stop), head)]
         return Down(
@@ -236,6 +233,13 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
             decided.pick.to(ids.device)[ids],
             self._asked(net, decided, plan).to(ids.device),
         )
+
+    def _mixings(self, decided: Decision, plan: Plan) -> tuple[Csr, Csr]:
+        """A_g and A_h, rows of all N peers."""
+        extractor = _with_picks(self.weights(plan, decided.graph), decided.pick)
+        if not self.config.use_lp:
+            return extractor, extractor
+        return extractor, _with_picks(self.weights(plan, decided.heads), decided.pick)
 
     def _average(self, decided: Decision, plan: Plan) -> Csr:
         """The weights of abar."""
@@ -297,6 +301,20 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
             for percent in (5, 50, 95):
                 found[f"divergence_{percent:02d}"] = float(ordered[(len(ordered) - 1) * percent // 100])
         return found
+
+    def relations(self, net: Network, hub: Published, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """D of everyone heard, and both mixing matrices; from the second round on, as `diagnose`."""
+        if plan.round == 1:
+            return {}
+        decided, ids = self.decide(hub, plan), plan.ids.to(hub.w.device)
+        graph = decided.graph
+        heard_E = torch.isin(graph.receivers, plan.ids.cpu())
+        extractor, head = (rows_for(matrix, ids) for matrix in self._mixings(decided, plan))
+        return {
+            "divergence": Pairs(*(x[heard_E] for x in (graph.receivers, graph.sources, decided.divergences))),
+            "extractor weight": entries(extractor, ids),
+            "head weight": entries(head, ids),
+        }
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         config, net = self.config, cohort.net

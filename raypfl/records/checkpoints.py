@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and JSON, whole or absent.
 
     checkpoints/round-000010/   hub.safetensors   state-*.safetensors   manifest.json
+                                hub-*.safetensors where several servers hold the columns
                                 clock.safetensors where there is a virtual clock
 
 A checkpoint is built in a hidden folder (`begin`), where the hub and every host write their own part
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from pydantic import JsonValue, ValidationError
@@ -29,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raypfl.algebra.columns import Shard
 from raypfl.errors import CheckpointError
 from raypfl.records.files import replacing, storage_errors, sync, write_text
 from raypfl.records.manifest import Manifest, Part, config_hash
@@ -36,8 +40,9 @@ from raypfl.records.storage import Place, Remote
 
 HUB = "hub"
 CLOCK = "clock"
-OF_THE_HUB = frozenset({f"{HUB}.safetensors", f"{CLOCK}.safetensors"})
 MANIFEST = "manifest.json"
+_HUB_FILE = re.compile(rf"{HUB}(-\d+)?\.safetensors")
+WHOLE = Shard()
 IDS = "_ids"  # no field of a NamedTuple can have this name
 
 # A NamedTuple type whose fields are tensors; typing has no name for "any NamedTuple".
@@ -48,6 +53,7 @@ class _PartFile(Protocol):
     """What is used of safetensors' `safe_open`, which has no types."""
 
     def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> Any: ...
     def get_tensor(self, name: str) -> Tensor: ...
 
 
@@ -204,6 +210,11 @@ def read_manifest(folder: Place) -> Manifest:
     return manifest
 
 
+def write_hub(building: Place, hub: RowsT, shard: Shard = WHOLE) -> Part:
+    """Write a server's tensors, or its part of them where several hold them; see `write_part`."""
+    return write_part(building, HUB if shard == WHOLE else f"{HUB}-{shard.index:03d}", hub)
+
+
 @contextmanager
 def at_hand(folder: Place, *, of_clients: bool) -> Iterator[Path]:
     """A committed checkpoint on this machine, as long as it is read: the parts of clients, or the others.
@@ -217,7 +228,7 @@ def at_hand(folder: Place, *, of_clients: bool) -> Iterator[Path]:
     with TemporaryDirectory() as copied:
         local = Path(copied)
         for part in _manifest(folder).parts:
-            if (part.file not in OF_THE_HUB) == of_clients:
+            if _is_of_clients(part) == of_clients:
                 with storage_errors(folder / part.file, "read"):
                     (folder / part.file).fetch(local / part.file)
         with storage_errors(folder / MANIFEST, "read"):
@@ -225,15 +236,51 @@ def at_hand(folder: Place, *, of_clients: bool) -> Iterator[Path]:
         yield local
 
 
-def read_hub(folder: Path, like: type[RowsT]) -> RowsT:
-    """The hub's tensors, on the CPU.
+def read_hub(folder: Path, like: type[RowsT], columns: Collection[str] = (), shard: Shard = WHOLE) -> RowsT:
+    """The hub's tensors, or a server's part of them, on the CPU; from however many servers wrote them.
+
+    Args:
+        folder: a committed checkpoint.
+        like: the NamedTuple type that was written.
+        columns: fields that are cut by their last axis where there are several servers.
+        shard: the part to be read; only that is.
 
     Raises:
-        CheckpointError: the part is unreadable, or has other fields than `like`.
+        CheckpointError: a part is unreadable, or has other fields than `like`.
     """
-    with _opened(folder, f"{HUB}.safetensors") as part:
-        _check_fields(folder, set(part.keys()), like)
-        return like(*(part.get_tensor(field) for field in _fields(like)))
+    with ExitStack() as stack:
+        parts = [stack.enter_context(_opened(folder, file)) for file in _hub_files(folder)]
+        for part in parts:
+            _check_fields(folder, set(part.keys()), like)
+        assert columns or len(parts) == 1, "several servers wrote this; say which fields they cut"
+        return like(
+            *(
+                _columns(parts, field, shard) if field in columns else parts[0].get_tensor(field)
+                for field in _fields(like)
+            )
+        )
+
+
+def _columns(parts: Sequence[_PartFile], field: str, shard: Shard) -> Tensor:
+    """A server's columns of a field of which each part has some, in their order."""
+    found = [part.get_slice(field) for part in parts]
+    ends = list(accumulate(rows.get_shape()[-1] for rows in found))
+    wanted = shard.of(ends[-1])
+    pieces = []
+    for rows, end in zip(found, ends, strict=True):
+        begin = end - rows.get_shape()[-1]
+        start, stop = max(wanted.start, begin), min(wanted.stop, end)
+        pieces.append(rows[:, start - begin : max(start, stop) - begin])
+    return torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0]
+
+
+def _is_of_clients(part: Part) -> bool:
+    return part.file != f"{CLOCK}.safetensors" and not _HUB_FILE.fullmatch(part.file)
+
+
+def _hub_files(folder: Path) -> list[str]:
+    """The files that servers wrote, in their order."""
+    return sorted(part.file for part in _manifest(folder).parts if _HUB_FILE.fullmatch(part.file))
 
 
 def read_clock(folder: Path) -> dict[str, Tensor]:
@@ -264,7 +311,7 @@ def read_rows(folder: Path, ids: Tensor, like: type[RowsT]) -> RowsT:
     """
     result: dict[str, Tensor] = {}
     found = torch.zeros(len(ids), dtype=torch.bool)
-    for file in (part.file for part in _manifest(folder).parts if part.file not in OF_THE_HUB):
+    for file in (part.file for part in _manifest(folder).parts if _is_of_clients(part)):
         with _opened(folder, file) as part:
             _check_fields(folder, set(part.keys()) - {IDS}, like)
             at_source, at_result = _matches(part.get_tensor(IDS), ids)

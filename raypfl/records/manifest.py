@@ -22,6 +22,7 @@ MAY_DIFFER = (
     "engine.clients_per_actor",
     "engine.address",
     "resources.*",
+    "server.*",
     "checkpoint.*",
     "faults.*",
     # The data themselves are compared by their fingerprint.
@@ -93,7 +94,7 @@ def check_same(
     Raises:
         CheckpointError: lists each key that differs, with the earlier value and the one now.
     """
-    then, now = dict(_leaves(before)), dict(_leaves(config))
+    then, now = dict(leaves(before)), dict(leaves(config))
     differences = [
         f"    {key}: {then.get(key, ABSENT)} -> {now.get(key, ABSENT)}"
         for key in sorted(then.keys() | now.keys())
@@ -107,10 +108,10 @@ def check_same(
         )
 
 
-def _leaves(config: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
+def leaves(config: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted keys and their values as JSON, in which tuples equal lists, as in the manifest's file."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value)

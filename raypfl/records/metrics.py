@@ -6,6 +6,7 @@
 | `rounds.parquet` | round, point, model, split: statistics over clients, traffic and seconds of that round |
 | `traffic.parquet` | message of the simulated system |
 | `diagnostics.parquet` | number that a method gives of its server step, where they are asked for |
+| `pairs.parquet` | entry of a matrix between clients that a method gives in evaluated rounds, likewise |
 | `clock.parquet` | iteration of a client and, as client -1, round of all, in virtual time |
 | `dropped.parquet` | client that was left out of a round, because it raised or hung |
 
@@ -88,6 +89,15 @@ TRAFFIC_SCHEMA = pa.schema(
     ]
 )
 DIAGNOSTICS_SCHEMA = pa.schema([*RUN_FIELDS, ("name", TEXT), ("value", pa.float64())])
+PAIRS_SCHEMA = pa.schema(
+    [
+        *RUN_FIELDS,
+        ("name", TEXT),
+        ("receiver", pa.int32()),
+        ("source", pa.int32()),
+        ("value", pa.float64()),
+    ]
+)
 CLOCK_SCHEMA = pa.schema(
     [
         *RUN_FIELDS,
@@ -160,6 +170,7 @@ class Metrics:
         self._rounds = table("rounds", ROUND_SCHEMA)
         self._traffic = table("traffic", TRAFFIC_SCHEMA)
         self._diagnostics = table("diagnostics", DIAGNOSTICS_SCHEMA)
+        self._pairs = table("pairs", PAIRS_SCHEMA)
         self._times = table("clock", CLOCK_SCHEMA)
         self._dropped = table("dropped", DROPPED_SCHEMA)
         self._costs = {0: NO_COSTS}
@@ -176,6 +187,7 @@ class Metrics:
         clients: Sequence[Columns],
         traffic: Sequence[Columns],
         diagnostics: Mapping[str, float] = MappingProxyType({}),
+        pairs: Sequence[Columns] = (),
         participants: int,
         round_seconds: float,
         server_seconds: float = 0.0,
@@ -191,6 +203,7 @@ class Metrics:
                 loss, samples, participant: this round's training and POST rows and the previous round's PRE.
             traffic: blocks of this round's messages: columns src, dst, kind, values, bytes.
             diagnostics: numbers about the server's step, by name.
+            pairs: blocks of entries of matrices between clients: columns name, receiver, source, value.
             participants: how many clients trained.
             round_seconds: wall-clock seconds of the whole round.
             server_seconds: of these, in the hub.
@@ -218,6 +231,8 @@ class Metrics:
         self._traffic.append(messages)
         numbers: Columns = {"name": list(diagnostics), "value": list(diagnostics.values()), "round": round}
         self._diagnostics.append(_joined([numbers], DIAGNOSTICS_SCHEMA, self._run))
+        entries = _joined(pairs, PAIRS_SCHEMA, {**self._run, "round": round})
+        self._pairs.append(_sorted(entries, ("name", "receiver", "source")))
         if clock is not None:
             times = _joined([clock], CLOCK_SCHEMA, {**self._run, "round": round})
             self._times.append(_sorted(times, ("start", "client")))
@@ -270,7 +285,7 @@ class Metrics:
             last &= pc.field("split") == "train"
         for table in (self._clients, self._rounds):
             table.write(keep=(pc.field("round") < round) | ((pc.field("round") == round) & last))
-        for table in (self._traffic, self._diagnostics, self._times, self._dropped):
+        for table in (self._traffic, self._diagnostics, self._pairs, self._times, self._dropped):
             table.write(keep=pc.field("round") <= round)
         self._last = self.written = round
 
@@ -281,7 +296,10 @@ class Metrics:
 
     def _tables(self) -> tuple[GrowingTable, ...]:
         # Rounds come last: who reads a row there finds its clients and messages.
-        return self._traffic, self._diagnostics, self._times, self._dropped, self._clients, self._rounds
+        return (
+            *(self._traffic, self._diagnostics, self._pairs, self._times, self._dropped),
+            *(self._clients, self._rounds),
+        )
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
         rows = _sorted(_joined(blocks, CLIENT_SCHEMA, self._run), (*GROUP, "client"))

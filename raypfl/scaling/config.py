@@ -196,8 +196,8 @@ def read(source: Source, overrides: Sequence[str] = ()) -> Scaling:
     first = points[0].config
     if is_remote(first.storage_path):
         raise ConfigError(
-            f"{where}: storage_path = {first.storage_path}: a study measures this machine and keeps its results "
-            "on it. Give a folder here; the folder of a finished study can be copied anywhere."
+            f"{where}: storage_path = {first.storage_path}: a study measures this machine and keeps its "
+            "results on it. Give a folder here; the folder of a finished study can be copied anywhere."
         )
     stem = "scale" if isinstance(source, Mapping) else f"scale-{Path(where).stem}"
     return Scaling(first.name or stem, Path(first.storage_path), scale, points)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def points_table(finished: Sequence[tuple[Point, Mapping[str, Any]]]) -> pd.Data
     for name in (*SIZES, *COSTS, *MEDIANS, "hosts", *FIGURES):
         if name not in table:
             table[name] = np.nan
-    table["efficiency"] = _efficiency(table)
+    table["efficiency"] = _efficiency(table, [point for point, _ in finished])
     return table
 
 
@@ -176,17 +176,20 @@ def _over_rounds(rounds: pd.DataFrame, point: Point) -> dict[str, float]:
     return found
 
 
-def _efficiency(table: pd.DataFrame) -> pd.Series:
+def _efficiency(table: pd.DataFrame, points: Iterable[Point]) -> pd.Series:
     """Rounds a second and host, over those of the point with the fewest hosts that is otherwise alike."""
-    keys = ["study", *SIZES, "method", "gpus_per_host", "device"]
-    alike = [key for key in keys if key in table]
+    alike = [_but_for_hosts(point) for point in points]
+    hosts = table.hosts.groupby(alike)
     speed = table.rounds_per_second / table.hosts
-    several = table.groupby(alike, dropna=False).hosts.transform("nunique") > 1
-    fewest = table.groupby(alike, dropna=False).hosts.transform("min")
-    base = speed.where(table.hosts == fewest)
-    first = base.groupby([table[key] for key in alike], dropna=False).transform("first")
-    efficiency: pd.Series = (speed / first).where(several)
+    fewest = speed.where(table.hosts == hosts.transform("min")).groupby(alike).transform("first")
+    efficiency: pd.Series = (speed / fewest).where(hosts.transform("nunique") > 1)
     return efficiency
+
+
+def _but_for_hosts(point: Point) -> str:
+    """A point's study and configuration without how many hosts there are and what they ask for."""
+    apart: Any = {"name": True, "resources": True, "engine": {"num_actors", "clients_per_actor"}}
+    return f"{point.study} {point.config.model_dump_json(exclude=apart)}"
 
 
 def _rounds(point: Point, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from raypfl.algebra import all_rows_equal, distances, pairwise_distances, pairwise_similarities, row_distances
+from raypfl.algebra import all_rows_equal, columns, pairwise_distances, pairwise_similarities, row_distances
 
 LENET5 = 62_006
 """Parameters of the network behind the numbers in this file."""
@@ -89,7 +89,7 @@ def test_a_single_model():
 def test_columns_may_come_in_any_number_of_blocks(compute, block, monkeypatch):
     w_KP = 5 + normal(4, 10)
     whole = compute(w_KP)
-    monkeypatch.setattr(distances, "COLUMN_BLOCK", block)
+    monkeypatch.setattr(columns, "COLUMN_BLOCK", block)
     torch.testing.assert_close(compute(w_KP), whole, rtol=1e-12, atol=1e-12)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raypfl.algebra import largest, overlaps, pack_bits, unpack_bits
-from raypfl.algebra.distances import COLUMN_BLOCK
+from raypfl.algebra.columns import COLUMN_BLOCK
 
 
 def test_largest_entries_of_every_row():

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from raypfl.algebra import distances, pull_together, replace_rows, weighted_mean
+from raypfl.algebra import columns, pull_together, replace_rows, weighted_mean
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,7 +33,7 @@ def test_known_numbers():
 @pytest.mark.parametrize("block", [1, 4, 16384])
 def test_equals_multiplication_by_c(block, monkeypatch):
     a_KK, w_KP = attraction(5), normal(5, 9)
-    monkeypatch.setattr(distances, "COLUMN_BLOCK", block)
+    monkeypatch.setattr(columns, "COLUMN_BLOCK", block)
     torch.testing.assert_close(pull_together(a_KK, w_KP), coefficients(a_KK) @ w_KP, rtol=1e-13, atol=1e-13)
 
 
@@ -112,7 +112,7 @@ def test_mean_only_sees_the_ratio_of_weights():
 def test_mean_over_several_blocks(monkeypatch):
     w_KP, weights = normal(3, 10), torch.tensor([2, 3, 5])
     whole = weighted_mean(weights, w_KP)
-    monkeypatch.setattr(distances, "COLUMN_BLOCK", 3)
+    monkeypatch.setattr(columns, "COLUMN_BLOCK", 3)
     torch.testing.assert_close(weighted_mean(weights, w_KP), whole, rtol=1e-14, atol=0)
 
 

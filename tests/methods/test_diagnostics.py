@@ -16,6 +16,12 @@ from raypfl.methods.published import Hub
 LINE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
 
 
+def matrix_of(pairs, size=3):
+    found = torch.full((size, size), torch.nan, dtype=torch.float64)
+    found[pairs.receivers, pairs.sources] = pairs.values.double()
+    return found
+
+
 def diagnose(method):
     plan = Plan(2, torch.arange(3), torch.ones(3, dtype=torch.int64))
     down = method.download(None, Hub(LINE), plan)
@@ -49,6 +55,33 @@ def test_attraction_alone_pushes_nobody():
     assert found["self_weight_min"] == pytest.approx(1 - (math.exp(-0.01) + math.exp(-0.81)) / 100)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [DiversiFed(Config(tau=1.0)), FedAMP(FedAMPConfig(alpha=1.0, sigma=100.0))],
+    ids=["diversifed", "fedamp"],
+)
+def test_coefficients_are_the_server_step(method):
+    """`C W` is what the clients receive, and distances are those of the line."""
+    plan = Plan(2, torch.arange(3), torch.ones(3, dtype=torch.int64))
+    down = method.download(None, Hub(LINE), plan)
+    found = method.relations(None, Hub(LINE), plan, down)
+    assert list(found) == ["coefficient", "distance"]
+    coefficients, distances = (matrix_of(pairs) for pairs in found.values())
+    torch.testing.assert_close(coefficients @ LINE, down.anchor, rtol=1e-12, atol=1e-12)
+    assert distances.tolist() == [[0, 1, 10], [1, 0, 9], [10, 9, 0]]
+    assert method.relations(None, Hub(LINE), plan._replace(round=1), down) == {}
+
+
+def test_pushed_pairs_have_negative_coefficients():
+    method = DiversiFed(Config(tau=1.0))
+    plan = Plan(2, torch.arange(3), torch.ones(3, dtype=torch.int64))
+    found = method.relations(None, Hub(LINE), plan, method.download(None, Hub(LINE), plan))
+    signs = matrix_of(found["coefficient"]).sign()
+    # As in the numbers above: the nearer neighbour pulls, the other one pushes.
+    assert (signs[0, 1], signs[0, 2], signs[1, 0], signs[1, 2]) == (1, -1, 1, -1)
+    assert (signs[2, 1], signs[2, 0]) == (1, -1)
+
+
 def test_recorded_where_asked_for_and_nowhere_else(tmp_path):
     config = {
         "rounds": 2,
@@ -66,3 +99,28 @@ def test_recorded_where_asked_for_and_nowhere_else(tmp_path):
     # Round 1 starts from one common model.
     assert told.set_index(["round", "name"]).value[1, "distance_max"] == 0.0
     assert told.set_index(["round", "name"]).value[2, "distance_max"] > 0.0
+
+
+def test_matrices_are_recorded_in_evaluated_rounds(tmp_path):
+    config = {
+        "rounds": 5,
+        "method": {"name": "diversifed"},
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 3},
+        "model": {"name": "linear"},
+        "training": {"epochs": 1, "batch_size": 200, "optimizer": {"name": "sgd", "lr": 0.1}},
+        "evaluation": {"every": 2, "diagnostics": True},
+        "storage_path": str(tmp_path),
+    }
+    result = raypfl.run(config, ["name=told"])
+    pairs = result.pairs()
+    # Every second round and the last one.
+    assert pairs.groupby("name", observed=True)["round"].unique().map(list).to_dict() == {
+        "coefficient": [2, 4, 5],
+        "distance": [2, 4, 5],
+    }
+    assert pairs.groupby(["round", "name"], observed=True).size().unique().tolist() == [9]
+    largest = pairs[pairs["name"] == "distance"].groupby("round")["value"].max()
+    scalars = result.diagnostics().query("name == 'distance_max'").set_index("round")["value"]
+    assert largest.to_dict() == scalars[[2, 4, 5]].to_dict()
+    assert raypfl.run(config, ["name=silent", "evaluation.diagnostics=false"]).pairs().empty

@@ -438,6 +438,11 @@ def test_diagnostics_are_of_the_round_before(deep):
     expected = combination_weights(done.up.mean, done.up.variance)
     assert found["qp_objective"] == pytest.approx(float(expected.objective_R.mean()))
     assert 0 <= found["qp_residual"] <= 1e-8
+    pairs = method.relations(deep.net, done.hub, deep.plan(3), done.down)["head weight"]
+    assert pairs.receivers.tolist() == [0, 0, 0, 2, 2, 2, 3, 3, 3]
+    assert pairs.sources.tolist() == [0, 2, 3] * 3
+    assert torch.equal(pairs.values, weights.flatten())
+    assert method.relations(deep.net, hub, plan, method.download(deep.net, hub, plan)) == {}
 
 
 # Cost, traffic and refusals

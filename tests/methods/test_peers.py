@@ -72,6 +72,18 @@ def test_peers_hear_what_was_published_before_this_round(deep):
         torch.testing.assert_close(second[1].w[peer], share @ before[group], rtol=1e-12, atol=1e-14)
 
 
+def test_relations_are_the_mixing_matrix(deep):
+    """Of those who are there, without what is not heard: `A` times what was published is received."""
+    method = PeerFedAvg(Config(topology=KOut(k=1)))
+    (_, _, hub, _), (plan, down, _, _) = rounds(deep, method, 2, lambda number: [0, 2, 3])
+    pairs = method.relations(deep.net, hub, plan, down)["weight"]
+    matrix = torch.zeros(4, 4, dtype=torch.float64)
+    matrix[pairs.receivers, pairs.sources] = pairs.values
+    assert (matrix.sum(1)[[0, 2, 3]] - 1).abs().max() < 1e-12 and matrix[1].sum() == 0
+    assert len(pairs.values) == 3 + plan.graph.num_edges
+    torch.testing.assert_close((matrix @ hub.w)[[0, 2, 3]], down.w, rtol=1e-12, atol=1e-14)
+
+
 def test_heads_of_fedper_are_never_published(deep):
     method = PeerFedPer(FedPerConfig(topology=Full(weights="uniform")))
     (_, _, hub, first), (_, down, _, _) = rounds(deep, method, 2)

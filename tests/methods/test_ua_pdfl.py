@@ -351,3 +351,42 @@ def test_a_model_without_layers_to_tell_apart_is_refused(make_toy):
     toy = make_toy(SIZES)
     with pytest.raises(ConfigError, match="method ua_pdfl .*covers every layer"):
         method().check(toy.net, toy.clients, MOMENTUM)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0], ids=["some heads", "everyone drops"])
+def test_relations_are_what_peers_do(deep, tau):
+    """Both mixing matrices, applied to what was published, give what each peer receives."""
+    ua = method(tau=tau)
+    hub = hub_of(deep, skewed())
+    plan = plan_of(deep, ua, hub)
+    down = ua.download(deep.net, hub, plan)
+    found = ua.relations(deep.net, hub, plan, down)
+    net, w = deep.net, hub.w
+    for name, columns in (("extractor weight", net.body), ("head weight", net.head)):
+        matrix = torch.zeros(6, 6, dtype=w.dtype)
+        matrix[found[name].receivers, found[name].sources] = found[name].values
+        torch.testing.assert_close((matrix @ w)[:, columns], down.w[:, columns], rtol=1e-12, atol=1e-14)
+    pairs = found["divergence"]
+    assert torch.equal(pairs.receivers, plan.graph.receivers) and torch.equal(
+        pairs.sources, plan.graph.sources
+    )
+    close = pairs.values < tau
+    heads = set(
+        zip(found["head weight"].receivers.tolist(), found["head weight"].sources.tolist(), strict=True)
+    )
+    if tau < 1:
+        edges = zip(pairs.receivers[close].tolist(), pairs.sources[close].tolist(), strict=True)
+        assert heads == {*edges, *((peer, peer) for peer in range(6))}
+    assert ua.relations(net, hub, plan._replace(round=1), down) == {}
+
+
+def test_relations_of_a_peer_in_its_turn_are_its_own_rows(deep):
+    ua = method(tau=0.1)
+    hub = hub_of(deep, skewed())
+    plan = plan_of(deep, ua, hub)
+    whole = ua.relations(deep.net, hub, plan, ua.download(deep.net, hub, plan))
+    own = plan.among(plan.ids == 3)
+    alone = ua.relations(deep.net, hub, own, ua.download(deep.net, hub, own))
+    for name, pairs in whole.items():
+        mine = pairs.receivers == 3
+        assert all(torch.equal(field[mine], got) for field, got in zip(pairs, alone[name], strict=True))

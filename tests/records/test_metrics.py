@@ -203,6 +203,20 @@ def test_truncate_keeps_post_and_drops_pre_of_the_checkpoint(tmp_path):
     assert {row["round"] for row in read(tmp_path)["traffic"].to_pylist()} == {1}
 
 
+def test_matrices_are_kept_up_to_the_checkpoint(tmp_path):
+    metrics = begin(tmp_path)
+    for round in (1, 2):
+        entries = {"name": "weight", "receiver": [1, 0], "source": [0, 1], "value": [0.5, float(round)]}
+        metrics.add_round(round, clients=[], traffic=[], pairs=[entries], participants=2, round_seconds=1.0)
+    metrics.truncate(1)
+    rows = pq.read_table(tmp_path / "pairs.parquet").to_pylist()
+    run = {"method": "fedavg", "seed": 3, "round": 1, "name": "weight"}
+    assert rows == [
+        {**run, "receiver": 0, "source": 1, "value": 1.0},
+        {**run, "receiver": 1, "source": 0, "value": 0.5},
+    ]
+
+
 def test_truncate_refuses_a_round_that_the_tables_do_not_have(tmp_path):
     record(metrics := begin(tmp_path), 1)
     with pytest.raises(StorageError, match=r"rounds\.parquet has no round 2"):

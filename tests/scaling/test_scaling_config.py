@@ -118,6 +118,11 @@ def test_a_file_without_studies_is_refused() -> None:
         read(BASE)
 
 
+def test_storage_elsewhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match="storage_path = s3://bucket/runs: a study measures this machine"):
+        read(with_studies(a={"over": {"rounds": [2]}}), ["storage_path=s3://bucket/runs"])
+
+
 def test_a_varied_key_cannot_be_given_on_the_command_line() -> None:
     with pytest.raises(ConfigError, match="rounds is given on the command line, and study a has it, too"):
         read(with_studies(a={"over": {"rounds": [2, 3]}}), ["rounds=5"])

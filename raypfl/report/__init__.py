@@ -1,0 +1,1 @@
+"""What runs show: tables that compare them, pictures, and a page with all of it."""
