@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 STUDIES = [path for path in FILES if "scale" in read_yaml(path)]
 SWEEPS = [path for path in FILES if "space" in read_yaml(path)]
-RUNS = [path for path in FILES if path not in STUDIES and path not in SWEEPS]
+TABLES = [path for path in FILES if "paper" in read_yaml(path)]
+RUNS = [path for path in FILES if path not in (*STUDIES, *SWEEPS, *TABLES)]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
