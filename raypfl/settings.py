@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
@@ -209,14 +210,19 @@ class Settings(StrictModel):
 
     @field_validator("storage_path", mode="before")
     @classmethod
-    def _a_path(cls, given: object) -> object:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _a_path(cls, given: object) -> str:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError("must be a path")
+        return os.fspath(given)
 
     @field_validator("storage_path")
     @classmethod
-    def _no_secrets(cls, path: str) -> str:
+    def _an_address(cls, path: str) -> str:
         if is_remote(path):
+            # Says what is wrong with it, such as a password.
             Remote(path)
+        elif (kind := re.match(r"(s3|gs|gcs|hdfs|abfs|file):(?!//)", path)) is not None:
+            raise ValueError(f"is no address; write {kind[1]}://, as in {kind[1]}://bucket/runs")
         return path
 
     @field_validator("name")
