@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from raypfl.data import Federation, Pool
 from raypfl.engine.timing import check_clock
-from raypfl.errors import PlacementError
+from raypfl.errors import ConfigError, PlacementError
 from raypfl.methods import METHODS, Clients, Method
 from raypfl.models import Architecture, build
 from raypfl.rng import key, numpy_generator, torch_seeded
@@ -120,9 +120,22 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
         config, federation, input_shape, pool.num_classes, counts, pool.fingerprint, block, min(width, block)
     )
     cpu = torch.device("cpu")
+    _check_norms(config)
+    if config.training.augment is not None:
+        config.training.augment.check(input_shape)
     world.method().check(world.network(cpu), world.clients(cpu), config.training)
     check_clock(world)
     return world
+
+
+def _check_norms(config: RunConfig) -> None:
+    name = config.method.name
+    if config.model.buffers == "fedbn" and not METHODS[name].norms_at_home:
+        able = [other for other, method in METHODS.items() if method.norms_at_home]
+        raise ConfigError(
+            f"model.buffers = fedbn: method {name} sends whole models; parameters of normalisation layers "
+            f"can stay at home with {', '.join(able)}. Use buffers average or local, or one of these methods."
+        )
 
 
 def _width(config: RunConfig, models: nn.Module, num_clients: int) -> int:

@@ -140,6 +140,8 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         reported: which model is evaluated at which point in the papers' tables.
         personal_models: clients may keep models of another architecture, `net.personal`.
         without_server: messages go from client to client, and `aggregate` only publishes.
+        norms_at_home: the method sends what `net.shared` has and nothing else, so that parameters of
+            normalisation layers may stay at their client, too (`model.buffers: fedbn`).
         by_turns: participants may also have their turns one after another (Gauss-Seidel, own pace): a plan
             may then have fewer `ids` than its graph has receivers, `download` gives their rows of what it
             would give to all, and `aggregate` publishes theirs alone.
@@ -157,6 +159,7 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "post")
     personal_models: ClassVar[bool] = False
     without_server: ClassVar[bool] = False
+    norms_at_home: ClassVar[bool] = False
     by_turns: ClassVar[bool] = False
     summary: ClassVar[str]
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

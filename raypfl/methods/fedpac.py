@@ -199,7 +199,7 @@ class FedPAC(Method[Config, Hub, State, Down, Up]):
         net, config = cohort.net, self.config
         received = self.personalised(net, state, down)
         # Kept features serve statistics and head phase, unless they would differ from step to step.
-        fresh = net.coupled or net.random
+        fresh = cohort.features_differ
         phase = cohort if fresh else cohort.on_features(received)
         before = feature_sums(phase, received, extracted if fresh else kept)
         w = phase.fit(

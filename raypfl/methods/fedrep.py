@@ -49,7 +49,7 @@ class Config(StrictModel):
     features: Literal["auto", "kept", "fresh"] = Field(
         "auto",
         description="head phase on features computed once a round, or at every step; auto: once, except with "
-        "batch normalisation or dropout, where it would not be the same",
+        "batch normalisation, dropout or changed images, where it would not be the same",
     )
 
 
@@ -66,10 +66,11 @@ class FedRep(SharedExtractor[Config]):
             raise ConfigError(
                 "method.head_epochs and method.body_epochs are both 0: nothing would be trained."
             )
-        if self.config.features == "kept" and (net.coupled or net.random):
+        differ = net.coupled or net.random or training.augment is not None
+        if self.config.features == "kept" and differ:
             raise ConfigError(
-                "method.features = 'kept', but this model has batch normalisation or dropout, whose features "
-                "differ from step to step. Use 'auto' or 'fresh'."
+                "method.features = 'kept', but features differ from step to step with batch normalisation, "
+                "dropout or training.augment. Use 'auto' or 'fresh'."
             )
 
     def passes(self, training: TrainingConfig, samples: int) -> float:
@@ -78,7 +79,7 @@ class FedRep(SharedExtractor[Config]):
     def train(self, cohort: Cohort, w: Tensor) -> Tensor:
         net, config = cohort.net, self.config
         if config.head_epochs:
-            fresh = config.features == "fresh" or net.coupled or net.random
+            fresh = config.features == "fresh" or cohort.features_differ
             phase, objective = (cohort, cross_entropy) if fresh else (cohort.on_features(w), on_features)
             fit = phase.fit(w, objective, epochs=config.head_epochs, columns=net.head, purpose="head batches")
             w, cohort.losses = fit.w, phase.losses

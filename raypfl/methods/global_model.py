@@ -64,6 +64,7 @@ class GlobalModel(Method[ConfigT, Hub, StateT, Down, Up]):
     """
 
     hub_type = Hub
+    norms_at_home = True
     shared = frozenset({"w", "statistics"})
     reported: ClassVar[tuple[Model, Point]] = ("personalised", "pre")
 
@@ -72,7 +73,7 @@ class GlobalModel(Method[ConfigT, Hub, StateT, Down, Up]):
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
         start = common_start(net, self.seed)
-        return Hub(start[:, net.weights].clone(), start[:, net.travelling].clone())
+        return Hub(start[:, net.shared_weights].clone(), start[:, net.travelling].clone())
 
     def download(self, net: Network, hub: Hub, plan: Plan) -> Down:
         return Down(*hub)
@@ -89,7 +90,7 @@ class GlobalModel(Method[ConfigT, Hub, StateT, Down, Up]):
 
 def upload(net: Network, w: Tensor) -> Up:
     """What travels of trained rows `[K, width]`."""
-    return Up(w[:, net.weights].clone(), w[:, net.travelling].clone())
+    return Up(w[:, net.shared_weights].clone(), w[:, net.travelling].clone())
 
 
 def private(net: Network, w: Tensor) -> Tensor:

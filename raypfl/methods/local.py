@@ -34,6 +34,7 @@ class Local(Method[Config, Nothing, State, Nothing, Nothing]):
 
     Config = Config
     state_type = State
+    norms_at_home = True
     summary = "Separate: every client trains alone"
 
     def cost(self) -> float:

@@ -139,6 +139,7 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
 
     hub_type = Published
     state_type = State
+    norms_at_home = True
     by_turns = True
 
     @abstractmethod

@@ -57,6 +57,7 @@ class SharedExtractor(Method[ConfigT, Hub, State, Down, Up]):
     """
 
     hub_type = Hub
+    norms_at_home = True
     state_type = State
     shared = frozenset({"body"})
     reported = ("personalised", "pre")

@@ -186,6 +186,7 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
     Config = Config
     hub_type = Published
     state_type = State
+    norms_at_home = True
     by_turns = True
     summary = "UA-PDFL: peers share heads, extractors or whole models by answers to one input"
 

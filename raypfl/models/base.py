@@ -37,8 +37,10 @@ class Architecture(StrictModel):
 
     name: str
     head: str | None = None
-    buffers: Literal["average", "local"] = Field(
-        "average", description="running statistics: sent with the extractor, or kept by each client"
+    buffers: Literal["average", "local", "fedbn"] = Field(
+        "average",
+        description="running statistics: sent with the extractor, or kept by each client; fedbn: kept, and "
+        "so are scales and shifts of normalisation layers",
     )
 
     @model_validator(mode="before")

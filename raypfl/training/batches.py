@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raypfl.rng import numpy_generator
+from raypfl.training.augmentation import Changes
 
 Cut = TypeVar("Cut", int, Tensor)
 
@@ -210,7 +211,9 @@ def together(schedules: Sequence[Schedule]) -> Schedule:
     return Schedule(index, sizes)
 
 
-def steps_of(schedule: Schedule, data: Samples, *, pad: bool) -> Iterator[Batch]:
+def steps_of(
+    schedule: Schedule, data: Samples, *, pad: bool, changes: Changes | None = None
+) -> Iterator[Batch]:
     """The batches, step by step; several a step only where lengths differ and `pad` is False.
 
     Args:
@@ -218,7 +221,13 @@ def steps_of(schedule: Schedule, data: Samples, *, pad: bool) -> Iterator[Batch]
         data: what the schedule's rows refer to.
         pad: fill short batches up and mask them. Networks with batch statistics must not be padded: their
             clients are grouped by batch length instead.
+        changes: what happens to each sample.
     """
+    for step, batch in _steps(schedule, data, pad):
+        yield batch if changes is None else batch._replace(x=changes.apply(batch.x, batch.rows, step))
+
+
+def _steps(schedule: Schedule, data: Samples, pad: bool) -> Iterator[tuple[int, Batch]]:
     index = torch.from_numpy(schedule.rows).to(data.x.device)
     for step in range(schedule.rows.shape[1]):
         sizes = schedule.sizes[:, step]
@@ -226,12 +235,12 @@ def steps_of(schedule: Schedule, data: Samples, *, pad: bool) -> Iterator[Batch]
         sizes = sizes[:active]
         lengths = np.unique(sizes)
         if len(lengths) == 1 or pad:
-            yield _gather(data, index[:active, step, : lengths[-1]], slice(0, active), sizes)
+            yield step, _gather(data, index[:active, step, : lengths[-1]], slice(0, active), sizes)
         else:
             for length in lengths[::-1]:
                 group = np.flatnonzero(sizes == length)
                 rows = torch.from_numpy(group).to(index.device)
-                yield _gather(data, index[rows, step, :length], rows, sizes[group])
+                yield step, _gather(data, index[rows, step, :length], rows, sizes[group])
 
 
 def padding(data: Samples, num_clients: int) -> Batch:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raypfl.errors import ClientError, RaypflError, ShapeError
 from raypfl.rng import key, torch_seeded
+from raypfl.training.augmentation import draw_changes
 from raypfl.training.batches import (
     Batch,
     Samples,
@@ -116,6 +117,11 @@ class Cohort:
     def sizes(self) -> Tensor:
         """Training samples of each client, int64 `[K]`."""
         return torch.tensor([len(own) for own in self.data.train], device=self.net.device)
+
+    @property
+    def features_differ(self) -> bool:
+        """A sample's features differ from step to step: batch normalisation, dropout, changed images."""
+        return self.net.coupled or self.net.random or self.training.augment is not None
 
     @property
     def label_counts(self) -> Tensor:
@@ -272,7 +278,12 @@ class Cohort:
                 size,
             )
         coupled = any(net.coupled for net in (self.net, *self.net.personal))
-        return steps_of(together(schedules), own, pad=not coupled)
+        changes = None
+        if self.training.augment is not None:
+            shapes = [plan.rows.shape[1:] for plan in schedules]
+            draws = self.keys(f"changes of {purpose}")
+            changes = draw_changes(self.training.augment, shapes, draws)
+        return steps_of(together(schedules), own, pad=not coupled, changes=changes)
 
     def keys(self, purpose: str) -> list[int]:
         """The key of each client's draws for a purpose in this round."""
@@ -322,10 +333,10 @@ class Cohort:
         instead of once an epoch; its batches are the same.
 
         Raises:
-            ShapeError: the network has batch statistics or dropout; its features differ from step to step.
+            ShapeError: features differ from step to step (`features_differ`).
         """
-        if self.net.coupled or self.net.random:
-            raise ShapeError("features of networks with batch normalisation or dropout cannot be kept")
+        if self.features_differ:
+            raise ShapeError("features that differ from step to step cannot be kept")
         pool, sizes = self.data.pool, [len(own) for own in self.data.train]
         flat = torch.from_numpy(np.concatenate(self.data.train)).to(pool.x.device)
         with torch.no_grad():

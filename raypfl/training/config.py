@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from raypfl.config import StrictModel
+from raypfl.training.augmentation import Augmentation
 from raypfl.training.optim import SGD, Adam, AdamW
 
 Optimizer = Annotated[SGD | Adam | AdamW, Field(discriminator="name")]
@@ -24,6 +25,9 @@ class TrainingConfig(StrictModel):
     batch_size: int = Field(100, ge=1, description="samples a step; a last, shorter batch is kept")
     optimizer: Optimizer = Adam()
     lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate after every round")
+    augment: Augmentation | None = Field(
+        None, description="random crops and flips of training images, such as {crop: 4, flip: true}"
+    )
 
     momentum_state: Literal["reset", "keep"] = Field(
         "reset", description="of SGD, over rounds: fresh every round, or each client's own, kept"

@@ -2,7 +2,8 @@
 
 Column order of a row: head | extractor | floating-point buffers, first the extractor's | zeros up to a
 multiple of 16, so that every row starts aligned (an unaligned row changes the last bits of a batch of one
-sample) and every piece a method names is one contiguous slice.
+sample) and every piece a method names is one contiguous slice. Where normalisation layers stay at home
+(`fedbn`), their parameters are the extractor's last columns, next to the buffers.
 """
 
 # K models, B samples a model.
@@ -25,7 +26,10 @@ from raypfl.rng import torch_seeded
 from raypfl.training.splitting import split_at
 
 ALIGNMENT = 16
-BufferPolicy = Literal["average", "local"]
+BufferPolicy = Literal["average", "local", "fedbn"]
+
+NORMALISING = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+"""Layers whose parameters stay at home under `fedbn`."""
 
 
 class Slot(NamedTuple):
@@ -45,7 +49,8 @@ class Network:
         head: name of the submodule that is the head. In an `nn.Sequential` it is the direct child where the
             head begins: that child and all after it.
         buffers: `average`: floating-point buffers (running statistics) travel with the extractor;
-            `local`: they never leave their client.
+            `local`: they never leave their client; `fedbn`: as little do the parameters of normalisation
+            layers.
         input_shape: of one sample, for methods that give models inputs of their own.
         personal: networks of models that clients keep for themselves, where they are others than this one.
 
@@ -55,6 +60,7 @@ class Network:
         body: the extractor, with its buffers where they travel.
         kept: the buffers that stay at home when only the body travels: the head's, or all.
         shared: everything that travels when a whole model does; `private`: the columns that stay at home.
+        shared_weights: the parameters among `shared`: all, except under `fedbn`.
         travelling: the columns of buffers that travel, none or all.
         head_name: where the head begins, as it was given.
         linear_head: the head is one linear layer, so sums of heads give sums of logits.
@@ -87,7 +93,8 @@ class Network:
         self._extractor.to(dtype=dtype, device=self.device)
         self._head.to(dtype=dtype, device=self.device)
         _refuse_unbindable(module)
-        head_slots, extractor_slots = _parameter_slots(self._head), _parameter_slots(self._extractor)
+        self.buffers = buffers
+        head_slots, extractor_slots, own_norms = self._ordered(self._head, self._extractor)
         self._slots = [*head_slots, *extractor_slots]
         self._num_head_slots = len(head_slots)
         own_buffers = _buffer_slots(self._extractor)
@@ -98,17 +105,19 @@ class Network:
         )
         num_weights = num_head + num_extractor
         used = num_weights + num_buffers
-        travels = used if buffers == "average" else num_weights
+        stays = num_weights - sum(slot.size for slot in own_norms)
+        travels = used if buffers == "average" else stays
         self.head = slice(0, num_head)
         self.extractor = slice(num_head, num_weights)
         self.weights = slice(0, num_weights)
         self.statistics = slice(num_weights, used)
-        body = num_weights + sum(slot.size for slot in own_buffers) if buffers == "average" else num_weights
+        body = num_weights + sum(slot.size for slot in own_buffers) if buffers == "average" else stays
         self.body = slice(num_head, body)
         self.kept = slice(body, used)
         self.shared = slice(0, travels)
         self.private = slice(travels, used)
-        self.travelling = slice(num_weights, travels)
+        self.shared_weights = slice(0, stays)
+        self.travelling = slice(num_weights, max(travels, num_weights))
         ends = list(itertools.accumulate(slot.size for slot in self._slots))
         self.tensors = [slice(end - slot.size, end) for slot, end in zip(self._slots, ends, strict=True)]
         self.shapes = [tuple(slot.shape) for slot in self._slots]
@@ -120,6 +129,20 @@ class Network:
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
+
+    def _ordered(self, head: nn.Module, extractor: nn.Module) -> tuple[list[Slot], list[Slot], list[Slot]]:
+        """Parameters of head and extractor in column order, and those of the latter that never travel."""
+        head_slots, extractor_slots = _parameter_slots(head), _parameter_slots(extractor)
+        if self.buffers != "fedbn":
+            return head_slots, extractor_slots, []
+        if any(isinstance(slot.owner, NORMALISING) for slot in head_slots):
+            raise ShapeError(
+                f"model.buffers = 'fedbn': there are normalisation layers in the head, which begins at "
+                f"{self.head_name!r}. Use buffers 'local', or a model.head behind them."
+            )
+        norms = [slot for slot in extractor_slots if isinstance(slot.owner, NORMALISING)]
+        others = [slot for slot in extractor_slots if not isinstance(slot.owner, NORMALISING)]
+        return head_slots, [*others, *norms], norms
 
     @cached_property
     def num_outputs(self) -> int:
@@ -133,12 +156,8 @@ class Network:
         """A freshly initialised model as a row `[1, width]`, a function of `key` alone."""
         with torch_seeded(key):
             extractor, head = split_at(self._build(), self.head_name)
-        slots = [
-            *_parameter_slots(head),
-            *_parameter_slots(extractor),
-            *_buffer_slots(extractor),
-            *_buffer_slots(head),
-        ]
+        head_slots, extractor_slots, _ = self._ordered(head, extractor)
+        slots = [*head_slots, *extractor_slots, *_buffer_slots(extractor), *_buffer_slots(head)]
         parts = [getattr(slot.owner, slot.name).detach().reshape(-1).to(self.dtype) for slot in slots]
         row = torch.zeros(1, self.width, dtype=self.dtype)
         row[0, : self.statistics.stop] = torch.cat(parts)

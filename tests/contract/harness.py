@@ -81,6 +81,8 @@ PERSONAL = {"wide": wide, "conv": conv}
 
 
 NETS = {"mlp": Net(mlp), "conv": Net(conv), "conv with local statistics": Net(conv, "local")}
+WITH_OWN_NORMS = Net(conv, "fedbn")
+"""For methods that leave normalisation layers at home."""
 
 
 class Toy(NamedTuple):

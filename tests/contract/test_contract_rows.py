@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import CLASSES, NETS, ONE_SAMPLE, SIZES, Guard, Net, Simulation, mlp, toy
+from harness import CLASSES, NETS, ONE_SAMPLE, SIZES, WITH_OWN_NORMS, Guard, Net, Simulation, mlp, toy
 from method_table import TABLE
 
 from raypfl.engine.messages import encode, take
@@ -24,6 +24,15 @@ SHUFFLED = (3, 0, 5, 1, 4, 2)
 
 each_method = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 each_net = pytest.mark.parametrize("net", NETS.values(), ids=NETS)
+each_net_that_it_may_have = pytest.mark.parametrize(
+    "row, net",
+    [
+        pytest.param(row, net, id=f"{row.name}-{name}")
+        for row in TABLE
+        for name, net in {**NETS, "conv with own norms": WITH_OWN_NORMS}.items()
+        if net is not WITH_OWN_NORMS or METHODS[row.options.name].norms_at_home
+    ],
+)
 two_nets = pytest.mark.parametrize("net", [NETS["mlp"], NETS["conv"]], ids=["mlp", "conv"])
 
 
@@ -125,8 +134,7 @@ def test_nothing_that_is_received_is_modified(row, net, federation):
     assert guard.checked >= {*called.split(), "sent_down", "sent_up"}
 
 
-@each_net
-@each_method
+@each_net_that_it_may_have
 @pytest.mark.parametrize("ids", [SOME, (ONE_SAMPLE,), None], ids=["some", "one", "all"])
 def test_declared_messages_are_the_payload_of_the_table(row, net, ids, federation):
     run = Simulation(row, net.float64(), federation).run(1)

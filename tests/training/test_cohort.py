@@ -2,20 +2,24 @@
 
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_torch import HEADS, SIZES, Nested, conv, draws, mlp, network, to_module, train
 from torch import Tensor, nn
 
-from raypfl.errors import ClientError
+from raypfl.errors import ClientError, ShapeError
 from raypfl.training import (
     SGD,
     Adam,
     AdamW,
     Batch,
+    ClientData,
+    Cohort,
     Network,
     Rows,
+    Samples,
     TrainingConfig,
     cross_entropy,
     cross_entropy_per_sample,
@@ -521,3 +525,56 @@ def test_training_beside_held_out_samples_goes_on_from_the_kept_velocity(cohort)
     clients.velocity = torch.zeros(K, net.num_weights, dtype=net.dtype)
     clients.held_out(0.2, "validation").fit(draws(net), cross_entropy)
     assert (clients.velocity != 0).any(1).all()
+
+
+class TestChangedImages:
+    """`training.augment`: what a client meets in training, and nothing else."""
+
+    @pytest.fixture
+    def images(self):
+        x = torch.randn(60, 1, 4, 4, dtype=torch.float64)
+        own = [np.arange(0, 7), np.arange(7, 12), np.arange(12, 13)]
+        none = [rows[:0] for rows in own]
+        return ClientData(Samples(x, torch.arange(60) % 3), 3, own, none, none)
+
+    def seen(self, images, ids, augment, round=1):
+        settings = TrainingConfig(epochs=2, batch_size=3, augment=augment)
+        net = Network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "1", dtype=torch.float64)
+        data = images.take(ids)
+        cohort = Cohort(net, data, torch.tensor(ids), round=round, seed=0, training=settings, width=len(ids))
+        found = {client: [] for client in ids}
+
+        def work(chunk, w):
+            for batch in chunk.batches():
+                rows = torch.arange(len(chunk))[batch.rows]
+                for row, x, y, size in zip(rows, batch.x, batch.y, batch.sizes.int(), strict=True):
+                    found[int(chunk.ids[row])].append((x[:size], y[:size]))
+            return (w,)
+
+        cohort.run(work, torch.zeros(len(ids), net.width, dtype=torch.float64))
+        return found
+
+    def test_labels_and_order_stay_and_images_change(self, images):
+        plain = self.seen(images, [0, 1, 2], None)
+        changed = self.seen(images, [0, 1, 2], {"crop": 1})
+        for client in plain:
+            for (x, y), (moved, label) in zip(plain[client], changed[client], strict=True):
+                assert torch.equal(y, label) and x.shape == moved.shape
+        assert not torch.equal(plain[0][0][0], changed[0][0][0])
+
+    def test_company_does_not_matter_and_the_round_does(self, images):
+        together = self.seen(images, [0, 1, 2], {"crop": 1})
+        for client in together:
+            alone = self.seen(images, [client], {"crop": 1})[client]
+            for (x, _), (other, _) in zip(together[client], alone, strict=True):
+                assert torch.equal(x, other)
+        later = self.seen(images, [0, 1, 2], {"crop": 1}, round=2)
+        assert not torch.equal(together[0][0][0].sort().values, later[0][0][0].sort().values)
+
+    def test_features_are_not_kept(self, images):
+        settings = TrainingConfig(augment={"crop": 1})
+        net = Network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "1", dtype=torch.float64)
+        cohort = Cohort(net, images, torch.arange(3), round=1, seed=0, training=settings)
+        assert cohort.features_differ
+        with pytest.raises(ShapeError, match="cannot be kept"):
+            cohort.on_features(torch.zeros(3, net.width, dtype=torch.float64))
