@@ -36,7 +36,15 @@ OUTSIDE = {
 }
 """Which packages, of the standard library too, a part may use: no files, clocks, logging or randomness."""
 
-RAY_IS_AT_HOME = ("raypfl/engine/ray.py", "raypfl/engine/placement.py", "raypfl/sweep/")
+RAY_IS_AT_HOME = (
+    "raypfl/cluster/",
+    "raypfl/engine/placement.py",
+    "raypfl/engine/ray.py",
+    "raypfl/engine/ray_metrics.py",
+    "raypfl/engine/seats.py",
+    "raypfl/engine/shared_storage.py",
+    "raypfl/sweep/",
+)
 
 
 def imported(source: str) -> Iterator[str]:

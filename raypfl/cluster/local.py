@@ -104,9 +104,7 @@ class Cluster(BaseModel):
             for place, target in enumerate(self.private)
         ]
         binds = [str(path) for pair in shown for path in pair]
-        script = (
-            'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 1; shift 2; done; shift; exec "$@"'
-        )
+        script = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 1; shift 2; done; shift; exec "$@"'
         inside = self._network().namespace(number)
         return ["ip", "netns", "exec", inside, "sh", "-c", script, "sh", *binds, "--", *command]
 

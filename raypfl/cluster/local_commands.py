@@ -98,7 +98,7 @@ def exec_(
     node: Annotated[int, typer.Option(help="On which node; 0 is the head.")] = 0,
     name: Name = "local",
 ) -> None:
-    """Run a program on a node, joined to the cluster: cluster/local exec -- raypfl run CONFIG engine.name=ray"""
+    """Run a program on a node, joined to the cluster, as in `exec -- raypfl run CONFIG engine.name=ray`."""
     cluster = local.load(name)
     cluster.node(node)
     program = cluster.command(node, command)

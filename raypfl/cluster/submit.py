@@ -79,8 +79,8 @@ def entrypoint(config: Path, overrides: Sequence[str], working_dir: Path) -> str
     path = str(settings.storage_path)
     if "://" not in path and not Path(path).expanduser().is_absolute():
         raise ConfigError(
-            f"storage_path = {path} is relative to the job's folder, which is deleted when the job ends. Give "
-            "a folder that every node sees, such as storage_path=/shared/runs."
+            f"storage_path = {path} is relative to the job's folder, which is deleted when the job ends. "
+            "Give a folder that every node sees, such as storage_path=/shared/runs."
         )
     inside = config.expanduser().resolve()
     if not inside.is_relative_to(working_dir):
@@ -153,11 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("config", type=Path, help="a YAML file inside the working directory")
     parser.add_argument("overrides", nargs="*", help="changes as key=value; storage_path must be absolute")
-    parser.add_argument("--address", help=f"the dashboard; else RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS}")
-    parser.add_argument("--working-dir", type=Path, default=Path(), help="what travels; this folder by default")
-    parser.add_argument("--exclude", action="append", default=[], help="a pattern of what does not travel")
-    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="of the job's processes")
-    parser.add_argument("--pip", action="append", default=[], help="a package to install for the job")
+    parser.add_argument("--address", help=f"else RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS}")
+    parser.add_argument("--working-dir", type=Path, default=Path(), help="what travels; default: this one")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--exclude", **several, help="a pattern of what does not travel")
+    parser.add_argument("--env", **several, metavar="KEY=VALUE", help="a variable of the job's processes")
+    parser.add_argument("--pip", **several, help="a package to install for the job")
     parser.add_argument("--job", help="the job's name; Ray makes one up by default")
     parser.add_argument("--no-wait", action="store_true", help="return when it is submitted")
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from raypfl.engine.host import ClientHost, Work
 from raypfl.engine.hub import Hub
 from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
-from raypfl.engine.placement import Node, Placement, connected, place
+from raypfl.engine.placement import Node, Placement, attached, connected, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.methods.peers import Peers
 from raypfl.training import Network
@@ -37,16 +38,19 @@ def settle(world: World) -> tuple[Placement, list[Node]]:
     if engine.name == "local":
         placement, nodes = Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
     else:
-        nodes = _nodes(engine.address or os.environ.get("RAY_ADDRESS"))
+        nodes = _nodes(engine.address or os.environ.get("RAY_ADDRESS"), world.config.storage_path)
         placement = place(world, nodes)
     deal(world, placement.num_hosts)
     return placement, nodes
 
 
-def _nodes(address: str | None) -> list[Node]:
-    if address is None:
+def _nodes(address: str | None, storage: Path) -> list[Node]:
+    if address is None and not attached():
         return [this_machine()]
+    from raypfl.engine.shared_storage import check_seen_by_all
+
     with connected(address) as found:
+        check_seen_by_all(storage)
         return found
 
 

@@ -31,6 +31,7 @@ from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.placement import Placement
 from raypfl.engine.reports import StepReport, round_report
+from raypfl.engine.seats import Seats
 from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
 from raypfl.errors import PlacementError, RaypflError
 from raypfl.records.manifest import Part
@@ -109,6 +110,7 @@ class Crew:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        self._seats = Seats(placement)
         self._hub: Actor | None = None
         self._hosts: list[Actor | None] = [None] * placement.num_hosts
 
@@ -130,11 +132,17 @@ class Crew:
             PlacementError: some do not start. `close` ends the others.
         """
         placement = self.placement
+        if self._seats.reserved and not all(map(_alive, self._actors())):
+            # A node may be gone with its seats, and seats stay where they were taken.
+            self.close()
+        self._seats.take(START_SECONDS)
         if self._hub is None or not _alive(self._hub):
-            self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus)
+            self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus, self._seats.server())
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
-                self._hosts[number] = _start(_Host, placement.host_cpus, placement.host_gpus)
+                self._hosts[number] = _start(
+                    _Host, placement.host_cpus, placement.host_gpus, self._seats.host(number)
+                )
         waiting = [actor.ready.remote() for actor in self._actors()]
         ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
         if late:
@@ -158,6 +166,7 @@ class Crew:
         for actor in self._actors():
             ray.kill(actor)
         self._hub, self._hosts = None, [None] * len(self._hosts)
+        self._seats.give_back()
 
     def _actors(self) -> list[Actor]:
         return [actor for actor in (self._hub, *self._hosts) if actor is not None]
@@ -250,9 +259,11 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: type, cpus: float, gpus: float) -> Actor:
+def _start(kind: type, cpus: float, gpus: float, seat: dict[str, Any]) -> Actor:
     remote: Any = ray.remote(kind)
-    actor: Actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+    actor: Actor = remote.options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **seat
+    ).remote()
     return actor
 
 
