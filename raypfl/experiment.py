@@ -33,6 +33,7 @@ from raypfl.records.ranking import ranked_table, write_summary
 from raypfl.records.summary import summarise
 from raypfl.result import Result
 from raypfl.settings import ExperimentConfig, RunConfig
+from raypfl.watch import RunSeen, Watcher, Watchers, check_installed, watchers_of
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
@@ -56,6 +57,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
         RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
     """
     settings = load(config, overrides)
+    check_installed(settings.watch)
     runs = expand(settings)
     with _Workshop(console or Console()) as workshop:
         # What can be known to fail fails before there is a folder.
@@ -90,6 +92,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
             f"{top.path} is not a run: it has no config.yaml. Give the folder that the run printed."
         )
     before, settings = load(recorded), load(recorded, overrides)
+    check_installed(settings.watch)
     runs = expand(settings)
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
@@ -184,10 +187,38 @@ class _Workshop:
                 console.begin(RunTitle(label, config.rounds, done, figure, number, count))
                 if checkpoint is not None:
                     engine.restore(checkpoint)
-                driver.Driver(
-                    world, engine, folder, metrics, console, done=done, reported=method.reported
-                ).run()
+                seen = RunSeen(
+                    _path_below(config, folder), folder.path, to_dict(config), done, method.reported
+                )
+                with self._watched(config, seen, console) as watchers:
+                    driver.Driver(
+                        world,
+                        engine,
+                        folder,
+                        metrics,
+                        console,
+                        done=done,
+                        reported=method.reported,
+                        watchers=watchers,
+                    ).run()
             write_summary(folder.summary, summarise(folder))
+
+    @contextmanager
+    def _watched(self, config: RunConfig, seen: RunSeen, console: Console) -> Iterator[Watchers]:
+        """Those who look on at one run, from its beginning to its end."""
+        chosen: dict[str, Watcher] = watchers_of(config.watch)
+        if config.engine.name == "ray":
+            from raypfl.engine.ray_metrics import RayMetrics
+
+            chosen["ray"] = RayMetrics()
+        watchers = Watchers(chosen, console.note)
+        watchers.begin(seen)
+        try:
+            yield watchers
+        except BaseException:
+            watchers.end(failed=True)
+            raise
+        watchers.end(failed=False)
 
     def finish(self, top: RunFolder) -> Result:
         """Show the ranking and say what to type next."""
@@ -291,6 +322,12 @@ def _typed(program: str) -> str:
         return str((here / name).relative_to(Path.cwd()))
     except ValueError:
         return str(here / name)
+
+
+def _path_below(config: RunConfig, folder: RunFolder) -> str:
+    """A run's folder as it stands below the storage path, as in `quickstart/fedavg-seed0`."""
+    storage = config.storage_path.expanduser().absolute()
+    return str(folder.path.relative_to(storage) if folder.path.is_relative_to(storage) else folder.path.name)
 
 
 def _name(config: ExperimentConfig) -> str:

@@ -23,6 +23,7 @@ from raypfl.methods.contract import Model, Point
 from raypfl.models import ModelConfig
 from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
+from raypfl.watch.config import WatchConfig
 
 if TYPE_CHECKING:
 
@@ -185,6 +186,10 @@ class Settings(StrictModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: tuple[WatchConfig, ...] = Field(
+        (),
+        description="who else is told figures: tensorboard, mlflow, wandb; names, or mappings with options",
+    )
 
     @field_validator("name")
     @classmethod
@@ -192,6 +197,20 @@ class Settings(StrictModel):
         if name is not None and (not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts):
             raise ValueError("must be a folder below storage_path")
         return name
+
+    @field_validator("watch", mode="before")
+    @classmethod
+    def _names_alone(cls, given: object) -> object:
+        several = given if isinstance(given, list | tuple) else () if given is None else (given,)
+        return tuple({"name": one} if isinstance(one, str) else one for one in several)
+
+    @field_validator("watch")
+    @classmethod
+    def _each_once(cls, watch: tuple[WatchConfig, ...]) -> tuple[WatchConfig, ...]:
+        names = [one.name for one in watch]
+        if len(set(names)) < len(names):
+            raise ValueError("must not name anything twice")
+        return watch
 
     @field_validator("personal_model", mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from raypfl.records import checkpoints
 from raypfl.records.folder import RunFolder
 from raypfl.records.manifest import Manifest
 from raypfl.records.metrics import Metrics
+from raypfl.watch import Watchers
 
 MAX_LOSSES = 3
 """Times that lost actors are replaced without a new checkpoint in between; then something is wrong."""
@@ -38,6 +39,7 @@ class Driver:
         metrics: its tables, truncated to round `done`.
         done: completed rounds.
         reported: the (model, point) to show while the run goes on.
+        watchers: who else is told figures.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class Driver:
         *,
         done: int,
         reported: tuple[str, str],
+        watchers: Watchers | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
         self._config = world.config
+        self._watchers = watchers or Watchers()
         self._losses = 0
 
     def run(self) -> None:
@@ -84,7 +88,9 @@ class Driver:
         try:
             if self._round >= self._config.rounds:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
-                    self._metrics.add_evaluation(self._engine.evaluate(self._round).clients)
+                    report = self._engine.evaluate(self._round)
+                    self._metrics.add_evaluation(report.clients)
+                    self._watchers.evaluation(report.clients)
                 return True
             self._one_round()
             if self._checkpoint_due() or stop.is_set():
@@ -114,6 +120,15 @@ class Driver:
         self._round = round
         self._console.round(
             round, seconds=seconds, clients=report.participants, accuracy=self._accuracy(report)
+        )
+        self._watchers.round(
+            round,
+            seconds=seconds,
+            participants=report.participants,
+            server_seconds=report.server_seconds,
+            evaluation_seconds=report.evaluation_seconds,
+            clients=report.clients,
+            traffic=report.traffic,
         )
 
     def _due(self, round: int) -> bool:

@@ -23,6 +23,7 @@ MAY_DIFFER = (
     "engine.address",
     "resources.*",
     "checkpoint.*",
+    "watch",
     # The data themselves are compared by their fingerprint.
     "data.root",
     "data.file",
