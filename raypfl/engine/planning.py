@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.filesize import decimal
 
+from raypfl.clock import VirtualClock, speeds_of
 from raypfl.data import Pool
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost, Work
@@ -19,6 +21,7 @@ from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
 from raypfl.engine.placement import Node, Placement, attached, connected, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
+from raypfl.methods import Method
 from raypfl.methods.peers import Peers
 from raypfl.training import Network
 
@@ -95,6 +98,8 @@ def describe(world: World, pool: Pool) -> str:
         "bytes a round": f"{decimal(down_bytes)} down, {decimal(up_bytes * opening.uploads)} up",
         "time": f"about {seconds:.2g} s of training a round, {seconds * config.rounds / 60:.2g} min in all",
     }
+    if config.clock is not None:
+        lines["virtual time"] = _clock(world, config.clock, hub.method)
     if isinstance(hub.method, Peers):
         lines |= _topology(world, hub.method)
     width = max(map(len, lines))
@@ -109,6 +114,34 @@ def _topology(world: World, method: AnyPeers) -> dict[str, str]:
     sizes = torch.from_numpy(world.label_counts.sum(1))
     told = described(method.topology, world.num_clients, sizes, world.config.seed)
     return {"topology": "\n".join((method.topology.name, *told))}
+
+
+def _clock(world: World, clock: VirtualClock, method: Method[Any, Any, Any, Any, Any]) -> str:
+    """Virtual time: how a round ends, and how fast clients and links are."""
+    if clock.mode == "async":
+        ends = "no rounds: every peer at its own pace"
+    elif clock.order != "jacobi":
+        ends = f"peers train one after another ({clock.order})"
+    else:
+        late = "" if clock.deadline is None else f", uploads after {clock.deadline:g} s are thrown away"
+        more = "" if clock.over_selection == 1 else f", {clock.over_selection:g} times as many are selected"
+        ends = f"rounds end together{late}{more}"
+    sizes = world.label_counts.sum(1)
+    passes = np.array([method.passes(world.config.training, int(size)) for size in sizes])
+    speeds = speeds_of(clock, passes, sizes, world.config.seed)
+    told = [
+        f"a local update takes {_span(speeds.compute, 's')}",
+        f"a message {_span(speeds.latency, 's')}"
+        + ("" if clock.bandwidth is None else f" and {_span(speeds.bandwidth, 'bytes a second')}"),
+    ]
+    if clock.drop_out:
+        told.append(f"{clock.drop_out:.0%} of clients fail in a round")
+    return "\n".join((ends, *told))
+
+
+def _span(values: np.ndarray, unit: str) -> str:
+    low, middle, high = (float(value) for value in np.quantile(values, (0, 0.5, 1)))
+    return f"{low:g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit} (median {middle:.3g})"
 
 
 def _idle(world: World, placement: Placement, nodes: Sequence[Node]) -> str:

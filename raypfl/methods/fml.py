@@ -11,8 +11,8 @@ shared model, begun at the common start). The meme u is the received model; the 
 Personalised is v_i after local training.
 
 As in the authors' code, but that its published main script has the download and the merge commented out. It
-lowers the learning rate to a tenth after each third of the rounds, which `training` cannot say; `lr_decay` is
-a factor a round. Momentum is fresh every round for both models.
+lowers the learning rate to a tenth after each third of the rounds (`training.lr_decay`, `lr_every`). Momentum
+is fresh every round for both models.
 """
 
 # S participants, K clients of a cohort, k clients of a chunk.

@@ -83,7 +83,7 @@ class PerFedAvg(GlobalModel[Config, State]):
     def _train(self, chunk: Cohort, start: Tensor) -> tuple[Tensor, Tensor]:
         """The models after their outer steps, and the mean of F_i(theta)."""
         net = chunk.net
-        beta = self.config.beta * chunk.training.lr_decay ** (chunk.round - 1)
+        beta = self.config.beta * chunk.training.decay(chunk.round)
         w, buffers = start[:, net.weights].clone(), start[:, net.statistics].clone()
         loss_sum, samples = start.new_zeros(len(start)), start.new_zeros(len(start))
         for batch, *parts in self._batches(chunk):

@@ -159,7 +159,7 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
     def _solve(self, chunk: Cohort, start: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """theta_i, w_i (both with the statistics of theta) and the mean of F_i(theta) over all steps."""
         net, config = chunk.net, self.config
-        decay = chunk.training.lr_decay ** (chunk.round - 1)
+        decay = chunk.training.decay(chunk.round)
         inner_rate, follow = config.inner_rate * decay, config.rate * decay * config.lam
         theta, w = start.clone(), start[:, net.weights].clone()
         buffers = start[:, net.statistics].clone()

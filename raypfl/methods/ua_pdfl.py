@@ -13,8 +13,8 @@ i has an extractor g and a head h, hears the peers Q_i, and in every round
 Means of models are by training samples (`topology.weights`), abar is uniform. What is heard is from the end
 of the round before: a snapshot, not the live models that the released code averages. Answers are given in
 evaluation mode. Statistics of normalisation layers go with their layer; those kept at home (`model.buffers:
-local`) are not replaced in a dropout, either. Momentum is local training's (`training.momentum_state`), also
-after a model was replaced.
+local`, and `fedbn` with the layers' own parameters) are not replaced in a dropout, either.
+Momentum is local training's (`training.momentum_state`), also after a model was replaced.
 
 Where paper and released code differ, both are options and the paper is the default, except for:
 - `divergence`: the paper's Eq. 6 is Jeffreys' (half the sum); its name for it, its numbers (0.61 where
@@ -32,7 +32,6 @@ Same as: `peer_fedper` with tau = -1, mu = 0; `peer_fedavg` with use_cd = false,
 close.
 Peers that train one after another within a round (`clock.order`) hear the newest models, but decide by the
 answers of the round's start, as the released code does.
-Not here: keeping the affine parameters of normalisation layers at home.
 """
 
 # N peers, S of them there in a round, K of a cohort; P columns that travel, O logits, A features, Q heard.

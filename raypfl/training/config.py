@@ -24,7 +24,8 @@ class TrainingConfig(StrictModel):
     steps: int | None = Field(None, ge=1, description="so many batches a round for every client, not epochs")
     batch_size: int = Field(100, ge=1, description="samples a step; a last, shorter batch is kept")
     optimizer: Optimizer = Adam()
-    lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate after every round")
+    lr_decay: float = Field(1.0, gt=0.0, le=1.0, description="factor on the learning rate, round by round")
+    lr_every: int = Field(1, ge=1, description="rounds between two of these factors")
     augment: Augmentation | None = Field(
         None, description="random crops and flips of training images, such as {crop: 4, flip: true}"
     )
@@ -49,5 +50,5 @@ class TrainingConfig(StrictModel):
         return self.momentum_state == "keep" and isinstance(optimizer, SGD) and optimizer.momentum > 0.0
 
     def decay(self, round: int) -> float:
-        """The factor on learning rates in round `round` (the first round is 1)."""
-        return self.lr_decay ** (round - 1)
+        """The factor on learning rates in round `round`; the first is 1. `lr_decay` every `lr_every`."""
+        return float(self.lr_decay ** ((round - 1) // self.lr_every))

@@ -52,7 +52,7 @@ def fit_two_heads(
     """
     net, training = cohort.net, cohort.training
     optimizer = training.optimizer
-    decay = training.lr_decay ** (cohort.round - 1)
+    decay = training.decay(cohort.round)
     lr = optimizer.lr * decay
     head_rate = lr if head_lr is None else head_lr * decay
     second_rate = lr if second_lr is None else second_lr * decay

@@ -110,6 +110,16 @@ def test_memory_of_others_models_is_refused_with_the_arithmetic(monkeypatch):
         raypfl.plan(CONFIG, [FOMO])
 
 
+def test_virtual_time_is_told():
+    slow = "clock={compute: {name: given, values: [1, 1, 1, 1, 1, 1, 1, 9]}, bandwidth: 1e6, deadline: 8}"
+    shown = raypfl.plan(CONFIG, [slow, "clock.drop_out=0.25", "training.epochs=2"])
+    assert re.search(r"virtual time +rounds end together, uploads after 8 s are thrown away\n", shown)
+    assert "a local update takes 2 to 18 s (median 2)\n" in shown
+    assert "a message 0 s and 1e+06 bytes a second\n" in shown
+    assert "25% of clients fail in a round" in shown
+    assert "virtual time" not in raypfl.plan(CONFIG)
+
+
 def test_planning_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     raypfl.plan(CONFIG)

@@ -350,6 +350,11 @@ def test_learning_rate_decays_over_rounds(cohort):
     close(moved(3, 0.5), moved(1, 1.0) / 4)
 
 
+def test_learning_rate_may_fall_every_few_rounds():
+    training = TrainingConfig(lr_decay=0.5, lr_every=3)
+    assert [training.decay(round) for round in range(1, 8)] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+
+
 def test_shuffles_depend_on_round_and_purpose(cohort):
     net = network(mlp)
     w = draws(net)
