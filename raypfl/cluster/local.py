@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,8 +24,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from raypfl.cluster.keeper import exit_status, keep
 from raypfl.cluster.networks import Network, NotAllowed, free_subnet
-from raypfl.cluster.processes import Process, descendants, end, process
+from raypfl.cluster.processes import Process, descendants, end
 from raypfl.errors import ConfigError, PlacementError
 
 Isolation = Literal["namespaces", "processes"]
@@ -275,28 +275,17 @@ def _prepared(
 
 
 def _start_node(cluster: Cluster, node: Node) -> None:
-    status, log = cluster.folder / f"node-{node.number}.status", cluster.folder / f"node-{node.number}.log"
+    folder = cluster.folder / f"node-{node.number}"
+    log = folder / "ray_start.log"
     command = cluster.command(node.number, _ray_start(cluster, node))
     with log.open("wb") as out:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "raypfl.cluster.keeper", str(status), *command],
-            env=_node_environment(cluster, os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    node.keeper = process(keeper.pid)
+        node.keeper = keep(command, folder, env=_node_environment(cluster, os.environ), log=out)
     cluster.save()
-    patience = time.monotonic() + START_SECONDS
-    while not status.is_file() and keeper.poll() is None and time.monotonic() < patience:
-        time.sleep(0.1)
-    if not status.is_file() or status.read_text() != "0":
+    if exit_status(folder, node.keeper, START_SECONDS) != 0:
         said = log.read_text(errors="replace").strip().splitlines()
         raise PlacementError(
             f"node {node.number} of {cluster.name} did not start. `ray start` said:\n" + "\n".join(said[-8:])
         )
-    assert node.keeper is not None
     node.processes = descendants(node.keeper)
     cluster.save()
 

@@ -78,8 +78,7 @@ def end(root: Process, others: Sequence[Process] = (), *, grace_seconds: float) 
         What is still there, which should be nobody.
     """
     patience = time.monotonic() + grace_seconds
-    asked = grace_seconds > 0
-    if asked:
+    if grace_seconds > 0:
         for one in (*descendants(root), *others):
             one.send(signal.SIGTERM)
         while time.monotonic() < patience and _left(root, others):
@@ -90,8 +89,10 @@ def end(root: Process, others: Sequence[Process] = (), *, grace_seconds: float) 
         for one in left:
             one.send(signal.SIGKILL)
         time.sleep(PAUSE_SECONDS)
-    root.send(signal.SIGKILL)
-    return left
+    while root.alive and time.monotonic() < patience:
+        root.send(signal.SIGKILL)
+        time.sleep(PAUSE_SECONDS)
+    return left + [root] * root.alive
 
 
 def _left(root: Process, others: Sequence[Process]) -> list[Process]:
