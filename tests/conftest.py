@@ -15,7 +15,8 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()) or item.path.parent.name == "bench":
+        joins = "cluster" in getattr(item, "fixturenames", ())
+        if joins or item.path.parent.name == "bench" or item.path.name == "test_local_cluster.py":
             # One worker has the cluster, and what else starts actors: two at once would share two cores.
             item.add_marker(pytest.mark.xdist_group("ray"))
         if "gpu" in item.keywords and not torch.cuda.is_available():

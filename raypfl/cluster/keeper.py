@@ -79,7 +79,7 @@ def main(folder: Path, command: Sequence[str]) -> None:
 
 
 def _write(path: Path, number: int) -> None:
-    building = path.with_suffix(".part")
+    building = path.with_name(f".{path.name}")
     building.write_text(str(number))
     building.rename(path)
 

@@ -1,4 +1,4 @@
-"""Two nodes on this machine, in networks of their own where that is allowed: jobs, places, storage, the end."""
+"""Two nodes on this machine, apart where that is allowed: jobs, places, storage, and how they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHOD = "fedamp"
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Cluster]:
-    """One CPU each; the head has a GPU, by name only; each has a folder of its own where others see theirs."""
+    """One CPU each; the head has a GPU, by name only; each sees one folder of its own."""
     name = f"test-{os.getpid()}"
     own_disk = tmp_path_factory.mktemp("disk")
     with pytest.MonkeyPatch.context() as patch:
