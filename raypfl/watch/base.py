@@ -138,10 +138,14 @@ def _means(blocks: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
         found.setdefault((int(block["round"]), name), []).append(block)
     means: dict[int, dict[str, float]] = {}
     for (round, name), same in sorted(found.items()):
-        clients = np.concatenate([np.atleast_1d(block["client"]) for block in same])
+        clients = [np.atleast_1d(block["client"]) for block in same]
+        order = np.argsort(np.concatenate(clients))
         for quantity in ("accuracy", "loss"):
-            values = np.concatenate([np.atleast_1d(block[quantity]) for block in same])
-            known = values[np.argsort(clients)].astype(float)
+            # A value for all clients of a block stands there alone.
+            values = [
+                np.broadcast_to(block[quantity], own.shape) for block, own in zip(same, clients, strict=True)
+            ]
+            known = np.concatenate(values).astype(float)[order]
             known = known[~np.isnan(known)]
             if len(known):
                 means.setdefault(round, {})[f"{quantity}/{name}"] = float(known.mean())

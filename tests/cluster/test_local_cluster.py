@@ -19,7 +19,11 @@ from raypfl.cluster import local, submit
 from raypfl.cluster.processes import Process
 from raypfl.errors import PlacementError
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Ray's client of jobs, in how it follows a log.
+    pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),
+]
 
 METHOD = "fedamp"
 
