@@ -170,7 +170,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     if attached():
         yield nodes_alive()
         return
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = named_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is None:
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "address": "local"}
@@ -186,6 +186,11 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         yield nodes_alive()
     finally:
         ray.shutdown()
+
+
+def named_address(configured: str | None) -> str | None:
+    """The cluster that is to be joined: the configured one, or that of RAY_ADDRESS; None: one of our own."""
+    return configured or os.environ.get("RAY_ADDRESS") or None
 
 
 def attached() -> bool:

@@ -19,7 +19,7 @@ from raypfl.engine.host import ClientHost, Work
 from raypfl.engine.hub import Hub
 from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
-from raypfl.engine.placement import Node, Placement, attached, connected, place
+from raypfl.engine.placement import Node, Placement, attached, connected, named_address, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.methods import Method
 from raypfl.methods.peers import Peers
@@ -41,7 +41,7 @@ def settle(world: World) -> tuple[Placement, list[Node]]:
     if engine.name == "local":
         placement, nodes = Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
     else:
-        nodes = _nodes(engine.address or os.environ.get("RAY_ADDRESS"), world.config.storage_path)
+        nodes = _nodes(named_address(engine.address), world.config.storage_path)
         placement = place(world, nodes)
     deal(world, placement.num_hosts)
     return placement, nodes

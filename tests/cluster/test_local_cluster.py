@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,19 +69,44 @@ def send(cluster: local.Cluster, config: Path, *overrides: str, monkeypatch: pyt
     return submit.main(["--working-dir", str(config.parent), str(config), *overrides])
 
 
-def metrics_of(cluster: local.Cluster) -> dict[str, float]:
-    """The gauges of runs on the head's Prometheus endpoint, by name."""
-    code = "import ray; ray.init(logging_level='error'); print([n['MetricsExportPort'] for n in ray.nodes() "
-    code += f"if n['NodeManagerAddress'] == {cluster.nodes[0].address!r}][0])"
-    port = on_head(cluster, "-c", code)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"http://{cluster.nodes[0].address}:{port}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return {
-        line.partition("{")[0]: float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith("ray_raypfl_")
-    }
+class Gauges(threading.Thread):
+    """Reads a run's gauges from the Prometheus endpoints of all nodes until told to stop, as a scraper does.
+
+    Ray forgets those of a program soon after its end.
+    """
+
+    def __init__(self, cluster: local.Cluster) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.last, self.done = cluster, dict[str, float](), threading.Event()
+        self.direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        token = {"Authorization": f"Bearer {cluster.token.read_text()}"}
+        asking = urllib.request.Request(f"{cluster.dashboard}/api/prometheus/sd", headers=token)
+        with self.direct.open(asking, timeout=30) as answer:
+            self.targets = [target for group in json.load(answer) for target in group["targets"]]
+
+    def run(self) -> None:
+        while not self.done.is_set():
+            for target in self.targets:
+                self.read(target)
+            self.done.wait(0.3)
+
+    def read(self, target: str) -> None:
+        try:
+            with self.direct.open(f"http://{target}/metrics", timeout=30) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            if line.startswith("ray_raypfl_"):
+                self.last[line.partition("{")[0]] = float(line.rpartition(" ")[2])
+
+    def wait_for_round(self, round: int) -> dict[str, float]:
+        end = time.monotonic() + 30
+        while self.last.get("ray_raypfl_round") != round and time.monotonic() < end:
+            time.sleep(0.3)
+        self.done.set()
+        self.join()
+        return self.last
 
 
 def on_head(cluster: local.Cluster, *arguments: str) -> str:
@@ -103,6 +130,8 @@ def test_a_job_on_two_nodes_gives_the_bits_of_one_process(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     config = project(tmp_path / "project")
+    gauges = Gauges(two_nodes)
+    gauges.start()
     places = ["engine.num_actors=2", "resources.hosts=spread", "resources.server=beside"]
     code = send(two_nodes, config, f"storage_path={tmp_path}/there", *places, monkeypatch=monkeypatch)
     shown = capfd.readouterr()
@@ -110,7 +139,7 @@ def test_a_job_on_two_nodes_gives_the_bits_of_one_process(
     assert "fedamp-seed3  round 3/3  accuracy" in shown.out, "the job's output is followed"
     here = raypfl.run(config, [f"storage_path={tmp_path}/here"])
     assert_same_run(tmp_path / "there" / "run", here.path, METHOD)
-    found = metrics_of(two_nodes)
+    found = gauges.wait_for_round(3)
     last = here.rounds().query("round == 3 and split == 'train'").iloc[0]
     assert found["ray_raypfl_round"] == 3
     assert found["ray_raypfl_upload_bytes"] == last.upload_bytes
