@@ -46,10 +46,17 @@ app.add_typer(
     bench_app, name="bench", help="Time rounds beside a plain PyTorch loop, or methods beside FedAvg."
 )
 
-Config = Annotated[Path, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
+Config = Annotated[str, typer.Argument(help="A YAML file, such as configs/quickstart.yaml.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Changes as key=value: partition.alpha=0.1 method.name=fedavg seed=[1,2,3]"),
+]
+AllowImports = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        help="A package of which the configuration may name models; also RAYPFL_ALLOW_IMPORTS=one,two.",
+    ),
 ]
 
 
@@ -63,6 +70,13 @@ class Topic(str, Enum):
     models = "models"
 
 
+class Profile(str, Enum):
+    """How `raypfl paper` runs a table."""
+
+    full = "full"
+    small = "small"
+
+
 @app.callback()
 def _raypfl(
     traceback: Annotated[
@@ -73,34 +87,89 @@ def _raypfl(
 
 
 @app.command()
-def run(config: Config, overrides: Overrides = None) -> None:
+def run(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
     """Run every method with every seed of a configuration."""
     from raypfl import experiment
     from raypfl.console import console_for
 
     with console_for() as console:
-        experiment.run(config, overrides or [], console=console)
+        experiment.run(config, overrides or [], console=console, allow_imports=allow_imports or [])
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an experiment.")],
+    run: Annotated[str, typer.Argument(help="The folder or address of a run, or of an experiment.")],
     overrides: Overrides = None,
+    allow_imports: AllowImports = None,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
     from raypfl import experiment
     from raypfl.console import console_for
 
     with console_for() as console:
-        experiment.resume(run, overrides or [], console=console)
+        experiment.resume(run, overrides or [], console=console, allow_imports=allow_imports or [])
 
 
 @app.command()
-def plan(config: Config, overrides: Overrides = None) -> None:
+def plan(config: Config, overrides: Overrides = None, allow_imports: AllowImports = None) -> None:
     """Print and check what a run would need: actors, GPU shares, memory and bytes a round."""
     from raypfl import experiment
 
-    typer.echo(experiment.plan(config, overrides or []))
+    typer.echo(experiment.plan(config, overrides or [], allow_imports=allow_imports or []))
+
+
+@app.command()
+def scale(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in the folder that is there; measure what is missing.")
+    ] = False,
+) -> None:
+    """Measure rounds as clients, hosts, cohorts and models grow: a file with a section `scale`."""
+    from raypfl import scaling
+    from raypfl.console import console_for
+
+    with console_for() as console:
+        scaling.run(config, overrides or [], resume=resume, console=console)
+
+
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one all are listed.")] = None,
+    profile: Annotated[
+        Profile, typer.Option(help="The paper's setting, or one for two cores.")
+    ] = Profile.full,
+    only: Annotated[list[str] | None, typer.Option(help="Cells, as 'ROW/COLUMN' or 'ROW/*'.")] = None,
+    data: Annotated[Path | None, typer.Option(envvar="RAYPFL_DATA", help="Folder of the data files.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the tables.")] = Path("runs/paper"),
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long.")] = False,
+) -> None:
+    """Run a table or figure of a paper, as far as it was not run yet, and show it beside the printed one."""
+    from raypfl import paper as papers
+    from raypfl.console import console_for
+
+    if name is None:
+        tables = papers.known()
+        for key, table in tables.items():
+            typer.echo(f"{key:<{max(map(len, tables))}}  {table.title}")
+        return
+    with console_for() as console:
+        chosen: papers.Profile = "small" if profile is Profile.small else "full"
+        papers.reproduce(name, chosen, only=only or (), folder=data, out=out, dry=plan, console=console)
+
+
+@app.command("new-method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="What configurations call it, such as fedprox.")],
+    folder: Annotated[Path, typer.Option(help="Where its package is written.")] = Path("."),
+) -> None:
+    """Write a package with a method of your own: FedAvg to begin with, held to every method's contract."""
+    from raypfl.scaffold import new_method
+
+    for path in new_method(name, folder):
+        typer.echo(path)
+    typer.echo(f"Next: pip install -e {folder / name}, then pytest {folder / name}")
 
 
 @bench_app.command("rounds")
@@ -155,20 +224,23 @@ def main() -> None:
 
 
 def _descriptions(topic: Topic) -> dict[str, str]:
+    from raypfl import plugins
     from raypfl.data import PARTITIONS, SOURCES
     from raypfl.methods import METHODS
     from raypfl.models import MODELS
     from raypfl.topology import TOPOLOGIES
 
+    added = plugins.install()
     tables = {
         Topic.datasets: SOURCES,
         Topic.partitions: PARTITIONS,
         Topic.models: MODELS,
         Topic.topologies: TOPOLOGIES,
     }
+    broken = added[plugins.GROUP_OF[topic.value]].broken if topic.value in plugins.GROUP_OF else {}
     if topic is Topic.methods:
-        return {name: method.summary for name, method in METHODS.items()}
-    return dict(tables[topic])
+        return {name: method.summary for name, method in METHODS.items()} | broken
+    return {**tables[topic], **broken}
 
 
 def _stop(message: str, status: int) -> NoReturn:

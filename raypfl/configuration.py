@@ -6,8 +6,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -16,9 +15,11 @@ from pydantic import BaseModel, ValidationError
 from raypfl.errors import ConfigError
 from raypfl.explain import coerced, explain, show, suggest
 from raypfl.methods import METHODS
-from raypfl.settings import ExperimentConfig, RunConfig
+from raypfl.models.imported import ALLOW_IMPORTS, Imported
+from raypfl.records.storage import Remote, place
+from raypfl.settings import ExperimentConfig, RunConfig, Settings
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+Source = str | os.PathLike[str] | Remote | Mapping[str, Any]
 
 
 class Override(NamedTuple):
@@ -31,7 +32,9 @@ class Override(NamedTuple):
         return f"{'.'.join(self.path)}={show(self.value)}"
 
 
-def load(source: Source, overrides: Sequence[str] = ()) -> ExperimentConfig:
+def load(
+    source: Source, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
+) -> ExperimentConfig:
     """Read, override and check the configuration of an experiment.
 
     Args:
@@ -39,17 +42,20 @@ def load(source: Source, overrides: Sequence[str] = ()) -> ExperimentConfig:
         overrides: `dotted.key=value`, the value in YAML. Where `method` is a list, `method.name=X` keeps
             the entries of that name (or, where there is none, replaces the list by X with its defaults),
             and `method.option=value` goes to the entries that have the option.
+        allow_imports: packages of which a file may name models, beside those in RAYPFL_ALLOW_IMPORTS. What
+            overrides or a mapping name was written by the caller, and needs no leave.
 
     Raises:
-        ConfigError: the file cannot be read, or a key, type, value or combination of them is wrong.
+        ConfigError: the file cannot be read, or a key, type, value or combination of them is wrong, or it
+            names code that it may not import.
     """
     if isinstance(source, Mapping):
         where, raw = "the configuration", copy.deepcopy(dict(source))
     else:
-        where, raw = str(source), _read(Path(source))
-    changes = _parse_all(overrides)
+        where, raw = str(source), read_yaml(source)
+    changes = parse_overrides(overrides)
     for change in changes:
-        _apply(raw, change)
+        apply_override(raw, change)
     for key in ("method", "seed"):
         if key in raw and not isinstance(raw[key], list | tuple):
             raw[key] = [raw[key]]
@@ -59,12 +65,61 @@ def load(source: Source, overrides: Sequence[str] = ()) -> ExperimentConfig:
     except ValidationError as error:
         lines = explain(error, ExperimentConfig)
     if not lines:
+        if not isinstance(source, Mapping):
+            check_imports(config, allow_imports, typed=changes)
         return config
     for key in ("method", "seed"):
         if len(raw.get(key, ())) == 1:
             lines = lines.replace(f"{key}[0]", key)
     lines += "".join(_advice(change, lines) for change in changes)
     raise ConfigError(f"{where}:\n{_indent(lines)}")
+
+
+def check_imports(
+    config: ExperimentConfig, allow_imports: Collection[str] = (), *, typed: Sequence[Override] = ()
+) -> None:
+    """Refuse models of packages that nobody has allowed to be imported.
+
+    Args:
+        config: of a file that somebody else may have written.
+        allow_imports: packages that are allowed, beside those in RAYPFL_ALLOW_IMPORTS.
+        typed: overrides; models that they name are allowed.
+
+    Raises:
+        ConfigError: says which, and how to allow it.
+    """
+    allowed = (*allow_imports, *_allowed_by_environment())
+    asked = {name for change in typed for name in _words(change.value)}
+    for model in _imported(config):
+        if model.name not in asked:
+            model.check_allowed(allowed)
+
+
+def leave_to_import(config: Settings) -> str:
+    """What a command needs besides to run such a configuration from a file; empty if nothing."""
+    packages = dict.fromkeys(model.name.partition(":")[0].partition(".")[0] for model in _imported(config))
+    missing = [package for package in packages if package not in _allowed_by_environment()]
+    return "".join(f" --allow-imports {package}" for package in missing)
+
+
+def _imported(config: Settings) -> list[Imported]:
+    return [model for model in (config.model, *config.personal_model) if isinstance(model, Imported)]
+
+
+def _allowed_by_environment() -> list[str]:
+    return [name for name in re.split(r"[,\s]+", os.environ.get(ALLOW_IMPORTS, "")) if name]
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Every text in nested values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _words(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _words(inner)
 
 
 def expand(config: ExperimentConfig) -> dict[str, RunConfig]:
@@ -119,10 +174,14 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+def read_yaml(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
+    """The mapping in a YAML file, as it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     try:
-        raw = _parse_yaml(path.read_text(encoding="utf-8"))
+        raw = _parse_yaml(place(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}.") from None
@@ -148,7 +207,7 @@ def _problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or str(error)
 
 
-def _parse_all(texts: Sequence[str]) -> list[Override]:
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """Read overrides: whole sections first, then the names that choose, then options."""
     overrides: list[Override] = []
     for text in texts:
@@ -167,7 +226,7 @@ def _parse_all(texts: Sequence[str]) -> list[Override]:
     return sorted(overrides, key=lambda override: (len(override.path), override.path[-1] != "name"))
 
 
-def _apply(raw: dict[str, Any], override: Override) -> None:
+def apply_override(raw: dict[str, Any], override: Override) -> None:
     """Put one override in its place in `raw`."""
     section, *rest = override.path
     if section == "method" and rest and isinstance(raw.get("method"), list):
@@ -176,7 +235,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
             raw["method"] = chosen or {"name": override.value}
         else:
             for entry in _having_option(raw["method"], override):
-                _apply(entry, override._replace(path=tuple(rest)))
+                apply_override(entry, override._replace(path=tuple(rest)))
         return
     if not rest:
         raw[section] = override.value
@@ -184,7 +243,7 @@ def _apply(raw: dict[str, Any], override: Override) -> None:
     inner = raw.setdefault(section, {})
     if not isinstance(inner, dict):
         raise ConfigError(f"override {override}: {section} = {show(inner)} has no keys below it.")
-    _apply(inner, override._replace(path=tuple(rest)))
+    apply_override(inner, override._replace(path=tuple(rest)))
 
 
 def _having_option(entries: list[Any], override: Override) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from io import TextIOBase
 from typing import NamedTuple, TextIO
 
 from rich.console import Console as Terminal
@@ -98,7 +99,7 @@ def console_for(stream: TextIO | None = None) -> Console:
 class PlainConsole(Console):
     """One line a round, for files, pipes and logs."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | TextIOBase) -> None:
         self._stream = stream
 
     def begin(self, title: RunTitle) -> None:
@@ -122,7 +123,8 @@ class PlainConsole(Console):
 
     def note(self, text: str) -> None:
         """Print the text."""
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def table(self, grid: Grid) -> None:
         """Print the table as aligned text."""

@@ -4,6 +4,8 @@ Everything a user can cause derives from `RaypflError`; the command line prints 
 with a non-zero status. Anything else that escapes is a defect of ours and keeps its traceback.
 """
 
+from collections.abc import Sequence
+
 
 class RaypflError(ValueError):
     """Base of every error that a user's input, data or machine can cause."""
@@ -42,4 +44,18 @@ class DivergedError(RaypflError):
 
 
 class ClientError(RaypflError):
-    """Code of a method, model or objective raised at a client; carries that traceback once."""
+    """Code of a method, model or objective raised at a client; carries that traceback once.
+
+    Attributes:
+        clients: those that trained together when it happened, and without whom the round could be done
+            again; empty where leaving them out would not help.
+        hung: whether they took longer than `faults.deadline`, instead of raising.
+    """
+
+    def __init__(self, text: str, clients: Sequence[int] = (), *, hung: bool = False) -> None:
+        super().__init__(text)
+        self.clients, self.hung = tuple(clients), hung
+
+
+class PluginError(RaypflError):
+    """A package that adds to raypfl takes a name that is taken."""

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Both, Console, PlainConsole, RunTitle
 from raypfl.data import Pool
-from raypfl.engine import driver
+from raypfl.data.sources.images import ImageConfig
+from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
-from raypfl.errors import CheckpointError, ConfigError, StorageError
+from raypfl.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    PartitionError,
+    RaypflError,
+    StorageError,
+)
 from raypfl.methods import METHODS
 from raypfl.records.environment import environment
-from raypfl.records.files import storage_errors, write_json, write_text
+from raypfl.records.files import replacing, storage_errors, write_json, write_text
 from raypfl.records.folder import RunFolder
+from raypfl.records.log import Ownership, run_log
 from raypfl.records.manifest import Manifest, check_same
 from raypfl.records.metrics import Metrics
 from raypfl.records.ranking import ranked_table, write_summary
+from raypfl.records.storage import Place, place
 from raypfl.records.summary import summarise
 from raypfl.result import Result
 from raypfl.settings import ExperimentConfig, RunConfig
@@ -42,13 +52,20 @@ EXPERIMENT = "experiment.yaml"
 """In the folder of several runs: the configuration of all of them."""
 
 
-def run(config: Source, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def run(
+    config: Source,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Run every method with every seed of a configuration.
 
     Args:
         config: a YAML file, or the same as a mapping.
         overrides: `dotted.key=value`, the value in YAML.
         console: what shows the progress; nothing does by default.
+        allow_imports: packages of which a configuration file may name models.
 
     Returns:
         The results: one run, or several below one folder.
@@ -56,7 +73,7 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
     Raises:
         RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
     """
-    settings = load(config, overrides)
+    settings = load(config, overrides, allow_imports=allow_imports)
     check_installed(settings.watch)
     runs = expand(settings)
     with _Workshop(console or Console()) as workshop:
@@ -72,26 +89,36 @@ def run(config: Source, overrides: Sequence[str] = (), *, console: Console | Non
         return workshop.finish(top)
 
 
-def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console | None = None) -> Result:
+def resume(
+    path: str | Place,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    allow_imports: Collection[str] = (),
+) -> Result:
     """Continue a run, or all runs of an experiment, to the same bits as if nothing had happened.
 
     Args:
-        path: the folder that the run printed.
+        path: the folder that the run printed, or its address on other storage.
         overrides: keys that change no number: `rounds` (to go on longer), engine, resources, checkpoints.
         console: what shows the progress; nothing does by default.
+        allow_imports: packages of which its configuration may name models.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         StorageError: there is no run at `path`.
     """
-    top = RunFolder(Path(path).expanduser().absolute())
-    several = (top.path / EXPERIMENT).is_file()
-    recorded = top.path / EXPERIMENT if several else top.config
-    if not recorded.is_file():
+    top = RunFolder(place(path))
+    with storage_errors(top.path, "read"):
+        several = (top.path / EXPERIMENT).is_file()
+        recorded = top.path / EXPERIMENT if several else top.config
+        there = recorded.is_file()
+    if not there:
         raise StorageError(
             f"{top.path} is not a run: it has no config.yaml. Give the folder that the run printed."
         )
-    before, settings = load(recorded), load(recorded, overrides)
+    before = load(recorded, allow_imports=allow_imports)
+    settings = load(recorded, overrides, allow_imports=allow_imports)
     check_installed(settings.watch)
     runs = expand(settings)
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
@@ -110,7 +137,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), *, console: Console 
         return workshop.finish(top)
 
 
-def plan(config: Source, overrides: Sequence[str] = ()) -> str:
+def plan(config: Source, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()) -> str:
     """What the runs of a configuration would need, checked against this machine or cluster.
 
     Raises:
@@ -118,10 +145,55 @@ def plan(config: Source, overrides: Sequence[str] = ()) -> str:
     """
     workshop = _Workshop(Console())
     texts = []
-    for label, one in expand(load(config, overrides)).items():
+    for label, one in expand(load(config, overrides, allow_imports=allow_imports)).items():
         world = workshop.world_of(one)
         texts.append(f"{label}\n{describe(world, workshop.pool)}")
     return "\n\n".join(texts)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run of `complete` in this folder has come to its end."""
+    return RunFolder(path).summary.is_file()
+
+
+def complete(
+    runs: Mapping[Path, RunConfig], *, console: Console | None = None
+) -> Iterator[tuple[Path, RaypflError | None]]:
+    """Begin runs, go on with those that were interrupted, and leave alone what is finished.
+
+    Args:
+        runs: each by its folder, which belongs to this configuration alone.
+        console: what shows the progress; nothing does by default.
+
+    Yields:
+        Each folder when its run has ended, with the error if the data cannot be had or dealt as configured,
+        or a model diverged; other errors are raised.
+    """
+    with _Workshop(console or Console()) as workshop:
+        for number, (path, config) in enumerate(runs.items(), 1):
+            try:
+                if not finished(path):
+                    with storage_errors(path, "create"):
+                        path.mkdir(parents=True, exist_ok=True)
+                    workshop.work(RunFolder(path), config, path.name, number, len(runs))
+            except (DataError, PartitionError, DivergedError) as error:
+                yield path, error
+            else:
+                yield path, None
+
+
+def expected_seconds(configs: Iterable[RunConfig]) -> Iterator[float | None]:
+    """Seconds of training that each run would take on one core of this machine, by an epoch of one client.
+
+    None where the data cannot be had or dealt, or that epoch diverges.
+    """
+    workshop = _Workshop(Console())
+    for config in configs:
+        try:
+            world = workshop.world_of(config)
+            yield planning.expected_seconds(world, workshop.pool)
+        except (DataError, PartitionError, DivergedError):
+            yield None
 
 
 class _Workshop:
@@ -155,7 +227,8 @@ class _Workshop:
 
     def work(self, folder: RunFolder, config: RunConfig, label: str, number: int, count: int) -> None:
         """Begin or continue one run."""
-        with _alone(folder) as log:
+        with run_log(folder) as log:
+            owner = Ownership(folder)
             checkpoint, manifest = driver.last_checkpoint(folder)
             done = 0 if manifest is None else manifest.round
             if done > config.rounds:
@@ -173,7 +246,11 @@ class _Workshop:
             self._describe(folder, world)
             method = METHODS[config.method.name]
             metrics = Metrics(
-                folder.metrics, method=config.method.name, seed=config.seed, reported=method.reported
+                folder.metrics,
+                method=config.method.name,
+                seed=config.seed,
+                reported=method.reported,
+                before_write=owner.check,
             )
             metrics.truncate(done, evaluated=is_evaluated(config, done))
             model, point = method.reported
@@ -188,7 +265,7 @@ class _Workshop:
                 if checkpoint is not None:
                     engine.restore(checkpoint)
                 seen = RunSeen(
-                    _path_below(config, folder), folder.path, to_dict(config), done, method.reported
+                    _path_below(config, folder), str(folder.path), to_dict(config), done, method.reported
                 )
                 with self._watched(config, seen, console) as watchers:
                     driver.Driver(
@@ -233,7 +310,9 @@ class _Workshop:
         return Result(top.path)
 
     def _which_pool(self, config: RunConfig) -> str:
-        return f"{config.data.model_dump_json()}/{config.seed if config.data.name == 'synthetic' else ''}"
+        # Images are the same for every seed; what is generated may not be.
+        seed = "" if isinstance(config.data, ImageConfig) else config.seed
+        return f"{config.data.model_dump_json()}/{seed}"
 
     def _describe(self, folder: RunFolder, world: World) -> None:
         """Write what the run is before it starts; a resumed run adds to it where it says more."""
@@ -247,7 +326,8 @@ class _Workshop:
                 "threads": world.config.engine.threads,
             }
             write_json(folder.environment, environment() | settled)
-        world.federation.save(folder.partition)
+        with replacing(folder.partition) as temporary:
+            world.federation.save(temporary)
         table = io.StringIO()
         rows = csv.writer(table)
         rows.writerow(
@@ -262,12 +342,12 @@ class _Workshop:
         if config.engine.name == "local":
             return LocalEngine(world, self.pool)
         # Only here, so that everything else works where Ray is not installed.
-        from raypfl.engine.placement import connected, place
+        from raypfl.engine.placement import connected, nodes_alive, place
         from raypfl.engine.ray import Crew, RayEngine, share, stored
 
         if self._shared is None:
-            self._nodes = self._stack.enter_context(connected(config.engine.address))
-        placement = place(world, self._nodes)
+            self._stack.enter_context(connected(config.engine.address))
+        placement = place(world, nodes_alive())
         if self._shared is None or self._shared[0] != self._which_pool(config):
             which = self._which_pool(config)
             self._shared = which, share(self.pool)
@@ -279,21 +359,6 @@ class _Workshop:
         if self._crew is None:
             self._crew = self._stack.enter_context(closing(Crew(placement)))
         return RayEngine(world, self._shared[1], self._crew)
-
-
-@contextmanager
-def _alone(folder: RunFolder) -> Iterator[TextIO]:
-    """The run's log, locked: two processes in one folder would overwrite each other's tables."""
-    with storage_errors(folder.log):
-        log = folder.log.open("a")
-    with log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"{folder.path} is in use by another process. Wait for it, or end it."
-            ) from None
-        yield log
 
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:
@@ -326,8 +391,7 @@ def _typed(program: str) -> str:
 
 def _path_below(config: RunConfig, folder: RunFolder) -> str:
     """A run's folder as it stands below the storage path, as in `quickstart/fedavg-seed0`."""
-    storage = config.storage_path.expanduser().absolute()
-    return str(folder.path.relative_to(storage) if folder.path.is_relative_to(storage) else folder.path.name)
+    return str(folder.path).removeprefix(f"{place(config.storage_path)}/")
 
 
 def _name(config: ExperimentConfig) -> str:

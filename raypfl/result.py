@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from raypfl.records.files import storage_errors
 from raypfl.records.folder import RunFolder
 from raypfl.records.grid import plain
 from raypfl.records.ranking import ranked_table
+from raypfl.records.storage import Place, parquet
 from raypfl.records.summary import summarise
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class Result:
     Tables have the columns of the Parquet files after a first column `run`, the name of each run's folder.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Open `path`.
+    def __init__(self, path: str | Place) -> None:
+        """Open `path`, a folder or an address such as `s3://bucket/runs/name`.
 
         Raises:
             StorageError: there is no run at `path`.
@@ -34,7 +34,7 @@ class Result:
         self._folder = RunFolder.open(path)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Place:
         """The folder."""
         return self._folder.path
 
@@ -69,11 +69,15 @@ class Result:
         """Virtual time (`clock`): a row per client and iteration, and, as client -1, per round of all."""
         return self._frame("clock")
 
+    def dropped(self) -> pd.DataFrame:
+        """Clients that were left out of a round (`faults.policy`): a row each, with the reason."""
+        return self._frame("dropped")
+
     def _frame(self, name: str) -> pd.DataFrame:
         tables = []
         for run in self._folder.runs():
             with storage_errors(path := run.metrics / f"{name}.parquet", "read"):
-                table = pq.read_table(path)
+                table = pq.read_table(**parquet(path))
             runs = pa.array([run.path.name] * len(table)).dictionary_encode()
             tables.append(table.add_column(0, "run", runs))
         frame: pd.DataFrame = pa.concat_tables(tables).unify_dictionaries().to_pandas()

@@ -7,20 +7,24 @@ what belongs to none of them, and the checks that need more than one key.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from raypfl import plugins
 from raypfl.clock import VirtualClock
 from raypfl.clock.config import Given
 from raypfl.config import StrictModel
 from raypfl.data import DataConfig, PartitionConfig
+from raypfl.engine.faults import FaultsConfig
 from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.methods.contract import Model, Point
 from raypfl.models import ModelConfig
+from raypfl.records.storage import Remote, is_remote
 from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
 from raypfl.watch.config import WatchConfig
@@ -33,10 +37,17 @@ if TYPE_CHECKING:
         name: str
 
 else:
-    MethodConfig = Annotated[
-        Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
-        Field(discriminator="name"),
-    ]
+    # What other packages add stands beside what comes with the project.
+    MethodConfig = plugins.union_with(
+        Annotated[
+            Union[tuple(method.Config for method in METHODS.values())],  # noqa: UP007
+            Field(discriminator="name"),
+        ],
+        plugins.METHOD_GROUP,
+    )
+    DataConfig = plugins.union_with(DataConfig, plugins.DATA_GROUP)
+    PartitionConfig = plugins.union_with(PartitionConfig, plugins.PARTITION_GROUP)
+    ModelConfig = plugins.union_with(ModelConfig, plugins.MODEL_GROUP)
 
 OF_PEERS = ("mode", "order", "timeout", "offset", "period")
 OF_SERVERS = ("deadline", "over_selection")
@@ -166,7 +177,9 @@ class Settings(StrictModel):
     """What an experiment and each of its runs have in common."""
 
     name: str | None = Field(None, description="the run's folder below storage_path; null: method-data-time")
-    storage_path: Path = Path("./runs")
+    storage_path: str = Field(
+        "runs", description="the folder of runs, or its address: s3://bucket/runs, gs://..., hdfs://..."
+    )
     rounds: PositiveInt
     data: DataConfig
     partition: PartitionConfig
@@ -190,6 +203,19 @@ class Settings(StrictModel):
         (),
         description="who else is told figures: tensorboard, mlflow, wandb; names, or mappings with options",
     )
+    faults: FaultsConfig = FaultsConfig()
+
+    @field_validator("storage_path", mode="before")
+    @classmethod
+    def _a_path(cls, given: object) -> object:
+        return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+    @field_validator("storage_path")
+    @classmethod
+    def _no_secrets(cls, path: str) -> str:
+        if is_remote(path):
+            Remote(path)
+        return path
 
     @field_validator("name")
     @classmethod
@@ -226,6 +252,20 @@ class Settings(StrictModel):
             raise ConfigError(
                 "resources.device = cuda with resources.num_gpus_per_actor = 0: on Ray, actors see only the "
                 "GPUs they ask for. Set resources.num_gpus_per_actor, for instance 0.25 for four hosts a GPU."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _faults_that_can_be_answered(self) -> Settings:
+        if self.faults.deadline is not None and self.engine.name == "local":
+            raise ConfigError(
+                f"faults.deadline = {self.faults.deadline:g} with engine.name = local: clients that hang in "
+                "this very process cannot be ended. Use engine.name=ray, or faults.deadline=null."
+            )
+        if self.faults.policy == "drop_clients" and self.clock is not None and self.clock.mode == "async":
+            raise ConfigError(
+                "faults.policy = drop_clients with clock.mode = async: there is no round that a client could "
+                "be left out of. Use restart or fail."
             )
         return self
 

@@ -11,11 +11,13 @@ import torch
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)
+# What tests write into configuration files; subprocesses have it, too.
+os.environ["RAYPFL_ALLOW_IMPORTS"] = "stumbling"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        joins = "cluster" in getattr(item, "fixturenames", ())
+        joins = {"cluster", "nodes"} & set(getattr(item, "fixturenames", ()))
         if joins or item.path.parent.name == "bench" or item.path.name == "test_local_cluster.py":
             # One worker has the cluster, and what else starts actors: two at once would share two cores.
             item.add_marker(pytest.mark.xdist_group("ray"))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import stumbling
@@ -22,6 +22,7 @@ from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.contract import Engine
 from raypfl.engine.driver import Driver
+from raypfl.engine.faults import Patience, Tolerance
 from raypfl.engine.host import stored_type
 from raypfl.engine.world import World, make_world
 from raypfl.methods import METHODS
@@ -29,7 +30,10 @@ from raypfl.records import checkpoints
 from raypfl.records.files import write_text
 from raypfl.records.folder import RunFolder
 from raypfl.records.metrics import Metrics
+from raypfl.records.storage import Place, Remote
 from raypfl.result import Result
+
+PlaceT = TypeVar("PlaceT", Path, Remote)
 
 NUM_CLIENTS = 4
 STEPS_A_ROUND = 8
@@ -73,52 +77,81 @@ def small_world(*overrides: str, method: str = "fedamp") -> tuple[World, Pool]:
     return make_world(config, pool, data.partition(config.partition, pool, config.seed)), pool
 
 
-def drive(world: World, engine: Engine, path: Path, console: Console | None = None) -> Path:
-    """A run from its first round to its last on an engine at hand; its folder."""
+def drive(
+    world: World,
+    engine: Engine,
+    path: PlaceT,
+    console: Console | None = None,
+    *,
+    away: Mapping[int, Mapping[int, str]] | None = None,
+    patience: Patience | None = None,
+) -> PlaceT:
+    """A run from its first round to its last on an engine at hand; its folder.
+
+    Clients that are `away` in a round, with a reason, are left out of it.
+    """
     folder = RunFolder.create(path.parent, path.name)
     write_text(folder.config, to_yaml(world.config))
     name, reported = world.config.method.name, METHODS[world.config.method.name].reported
     metrics = Metrics(folder.metrics, method=name, seed=world.config.seed, reported=reported)
-    Driver(world, engine, folder, metrics, console or Console(), done=0, reported=reported).run()
-    return folder.path
+    Driver(
+        world,
+        engine,
+        folder,
+        metrics,
+        console or Console(),
+        done=0,
+        reported=reported,
+        tolerance=Tolerance(world.config.faults, away),
+        patience=patience,
+    ).run()
+    return path
 
 
 @contextmanager
-def begun(tmp_path: Path, *overrides: str, after: int) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
-    """`raypfl run` in a process of its own that blocks after so many training steps; process, run, claim."""
+def begun(
+    tmp_path: Path, *overrides: str, after: int, folder: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
+    """`raypfl run` in a process of its own that blocks after so many training steps; process, run, claim.
+
+    `folder` is where processes that it does not start are asked to stumble.
+    """
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(CONFIG)))
-    stumbling.ask(tmp_path, "block", after)
+    stumbling.ask(folder or tmp_path, "block", after)
     command = [sys.executable, "-c", "from raypfl.cli import main; main()", "run", "config.yaml", "name=run"]
     process = subprocess.Popen(
         [*command, f"storage_path={tmp_path}", *overrides],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent), stumbling.VARIABLE: str(tmp_path)},
+        env=os.environ | stumbling.environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        yield process, tmp_path / "run", stumbling.claimed(tmp_path)
+        yield process, tmp_path / "run", stumbling.claimed(folder or tmp_path)
     finally:
         process.kill()
         process.communicate()
 
 
-def last_state(run: Path, method: str) -> tuple[int, dict[str, torch.Tensor]]:
+def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
     """The round of the last checkpoint, and every tensor in it by name."""
     folder = checkpoints.latest(run / "checkpoints")
     assert folder is not None
-    hub = checkpoints.read_hub(folder, METHODS[method].hub_type)
-    rows = checkpoints.read_rows(folder, torch.arange(NUM_CLIENTS), stored_type(METHODS[method].state_type))
+    with checkpoints.at_hand(folder, of_clients=False) as here:
+        hub = checkpoints.read_hub(here, METHODS[method].hub_type)
+    with checkpoints.at_hand(folder, of_clients=True) as here:
+        stored = stored_type(METHODS[method].state_type)
+        rows = checkpoints.read_rows(here, torch.arange(NUM_CLIENTS), stored)
     named = {f"hub.{name}": tensor for name, tensor in hub._asdict().items()}
     named |= {f"state.{name}": tensor for name, tensor in rows._asdict().items()}
     return checkpoints.read_manifest(folder).round, named
 
 
-def assert_same_run(left: Path, right: Path, method: str = "fedamp") -> None:
+def assert_same_run(left: Place, right: Place, method: str = "fedamp") -> None:
     """Records of clients and rounds (but for seconds), messages and final tensors, bit for bit."""
-    for table in ("clients", "rounds", "traffic"):
+    for table in ("clients", "rounds", "traffic", "dropped"):
         frames = [getattr(Result(path), table)() for path in (left, right)]
         kept = [name for name in frames[0].columns if name != "run" and not name.endswith("_seconds")]
         pd.testing.assert_frame_equal(frames[0][kept], frames[1][kept], check_exact=True, obj=table)

@@ -33,6 +33,12 @@ class Net(nn.Module):
         return self.head(self.body(x.flatten(1)).relu())
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """For a process that finds this module, and stumbles when it is asked to in `folder`."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(folder)}
+
+
 def ask(folder: Path, what: str, after: int = 0) -> None:
     """Ask for one stumble, `block` or `raise`."""
     (folder / f".{what}").write_text(str(after))

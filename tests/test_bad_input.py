@@ -130,7 +130,9 @@ def test_a_model_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert result.stderr.startswith("ClientError: method fedamp, phase local update, client(s)")
     assert "round 1:" in result.stderr
     assert result.stderr.count("Traceback (most recent call last)") == 1, "the client's own"
-    assert result.stderr.rstrip().endswith("RuntimeError: the model stumbled")
+    raised, then = result.stderr.rstrip().splitlines()[-2:]
+    assert raised == "RuntimeError: the model stumbled"
+    assert then.startswith("There is no checkpoint yet.") and f"raypfl resume {tmp_path}/runs/run" in then
 
 
 def test_more_actors_than_the_machine_has_cores_for(tmp_path: Path) -> None:

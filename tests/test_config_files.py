@@ -6,16 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from raypfl.configuration import expand, load
+from raypfl.configuration import expand, load, read_yaml
+from raypfl.scaling.config import read as read_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+STUDIES = [path for path in FILES if "scale" in read_yaml(path)]
+RUNS = [path for path in FILES if path not in STUDIES]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_resolves_to_runs(path: Path) -> None:
     config = load(path)
     assert len(expand(config)) == len(config.method) * len(config.seed)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_of_scaling_studies_resolves_to_points(path: Path) -> None:
+    scaling = read_studies(path)
+    assert {point.study for point in scaling.points} == set(scaling.scale.studies)
 
 
 def test_the_command_of_the_readme() -> None:

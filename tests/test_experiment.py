@@ -218,7 +218,7 @@ def test_a_failing_client_shows_its_traceback_once_with_round_and_phase(
     message = str(failed.value)
     assert message.startswith("method fedamp, phase local update, client(s) [0], round 3")
     assert message.count("Traceback (most recent call last)") == 1
-    assert message.endswith("RuntimeError: the model stumbled\n")
+    assert "\nRuntimeError: the model stumbled\nLast good checkpoint: " in message
     assert failed.value.__cause__ is None and failed.value.__suppress_context__
     raypfl.resume(tmp_path / "run")
 

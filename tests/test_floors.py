@@ -30,7 +30,7 @@ MAY_IMPORT = {
 """Which other parts of raypfl a part stands on."""
 
 OUTSIDE = {
-    "algebra": PURE | {"torch"},
+    "algebra": PURE | {"torch", "contextvars"},
     "methods": PURE | {"torch", "pydantic"},
     "clock": PURE | {"numpy", "pydantic"},
 }

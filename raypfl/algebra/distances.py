@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
+
 COLUMN_BLOCK = 8192
 """Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
 
@@ -25,6 +27,7 @@ def column_blocks(num_columns: int) -> Iterator[slice]:
         yield slice(start, min(start + COLUMN_BLOCK, num_columns))
 
 
+@phase("distances")
 def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tensor:
     """Distance of every row to the row of another matrix beside it: float64 `[K]`.
 
@@ -42,12 +45,14 @@ def row_distances(a_KP: Tensor, b_KP: Tensor, order: Literal[1, 2] = 2) -> Tenso
     return total_K.sqrt_() if order == 2 else total_K
 
 
+@phase("distances")
 def all_rows_equal(w_KP: Tensor) -> bool:
     """Whether every model is bitwise the first one (a common start, or a single model)."""
     # One at a time: models that differ mostly differ in the first row that is looked at.
     return all(torch.equal(row, w_KP[0]) for row in w_KP[1:])
 
 
+@phase("distances")
 def pairwise_distances(w_KP: Tensor) -> Tensor:
     """Euclidean distances between all rows: float64 `[K, K]`, symmetric with a zero diagonal."""
     gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
@@ -63,6 +68,7 @@ def pairwise_distances(w_KP: Tensor) -> Tensor:
     return torch.maximum(squared_KK, squared_KK.T).sqrt_()
 
 
+@phase("distances")
 def pairwise_similarities(w_KP: Tensor) -> Tensor:
     """Cosine of the angle between all rows, not centred: float64 `[K, K]`; 0 where a row is zero."""
     gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.errors import ShapeError
 
 PAIR_ENTRIES = 2**20
@@ -22,6 +23,7 @@ SMALLEST = 1e-300
 """What a mean probability is raised to, so that 0 / 0 does not arise."""
 
 
+@phase("distances")
 def jensen_shannon(log_p_NO: Tensor, receivers_E: Tensor, sources_E: Tensor) -> Tensor:
     """`KL(p_i || m) / 2 + KL(p_j || m) / 2` with `m = (p_i + p_j) / 2`, natural logarithm: in `[0, ln 2]`.
 
@@ -39,6 +41,7 @@ def jensen_shannon(log_p_NO: Tensor, receivers_E: Tensor, sources_E: Tensor) -> 
     return _pairwise(_jensen_shannon, log_p_NO, receivers_E, sources_E)
 
 
+@phase("distances")
 def jeffreys(log_p_NO: Tensor, receivers_E: Tensor, sources_E: Tensor) -> Tensor:
     """`KL(p_i || p_j) / 2 + KL(p_j || p_i) / 2`, natural logarithm: in `[0, inf]`.
 

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.csr import Csr, csr_row_sums
+from raypfl.algebra.phases import phase
 from raypfl.algebra.sparse_mixing import blocks_of, require_senders, weighted_sum
 from raypfl.errors import ShapeError
 
 
+@phase("mixing")
 def masked_mean(senders: Csr, w_NP: Tensor, mask_NP: Tensor, whole: Csr | None = None) -> Tensor:
     """`sum_j a_ij m_j w_j / sum_j a_ij m_j` per coordinate, and 0 where no sender has it.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.phases import phase
 
 BITS = 8
 
@@ -51,6 +52,7 @@ def unpack_bits(packed_KB: Tensor, columns: int) -> Tensor:
     return bits.flatten(1)[:, :columns].bool()
 
 
+@phase("distances")
 def overlaps(packed_KB: Tensor) -> Tensor:
     """`|M_i and M_j|`, the columns two masks share, for all pairs: whole numbers in float64 `[K, K]`."""
     shared_KK = torch.zeros(len(packed_KB), len(packed_KB), dtype=torch.float64, device=packed_KB.device)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.distances import column_blocks
+from raypfl.algebra.phases import phase
 
 
+@phase("mixing")
 def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """Move every model by weighted differences: `w_i + sum_j a_ij (w_j - w_i)`.
 
@@ -31,6 +33,7 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     return out_KP
 
 
+@phase("mixing")
 def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
     """`C W`, accumulated in float64: `[R, P]` in the dtype of `w_KP`.
 
@@ -57,11 +60,13 @@ def weighted_mean(weights_K: Tensor, w_KP: Tensor) -> Tensor:
     return mix(share_1K, w_KP)
 
 
+@phase("messages")
 def replace_rows(w_NP: Tensor, ids_S: Tensor, new_SP: Tensor) -> Tensor:
     """`w_NP` with the rows `ids_S` (distinct) replaced; nothing is copied where all are replaced in order."""
     return new_SP if _is_everyone(w_NP, ids_S) else w_NP.index_copy(0, ids_S, new_SP)
 
 
+@phase("messages")
 def rows_of(w_NP: Tensor, ids_S: Tensor) -> Tensor:
     """The rows `ids_S` of `w_NP`; `w_NP` itself where these are all of them in order, to hold them once."""
     return w_NP if _is_everyone(w_NP, ids_S) else w_NP[ids_S]

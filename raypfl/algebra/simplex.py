@@ -7,7 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 
+
+@phase("qp")
 def project_onto_simplex(point_RK: Tensor, metric_RK: Tensor | None = None) -> Tensor:
     """Nearest point of the simplex to every row: `argmin sum_j m_j (x_j - v_j)^2`, `x >= 0`, `sum x = 1`.
 

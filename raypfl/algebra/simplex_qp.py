@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.algebra.simplex_qp_gradient import accelerate, begin, first_guess
 from raypfl.algebra.simplex_qp_pivoting import solve_exactly
 from raypfl.algebra.simplex_qp_problem import Problem, certify, read_statistics
@@ -53,6 +54,7 @@ class Combination(NamedTuple):
     """Gradient steps and linear systems that the row took, int64."""
 
 
+@phase("qp")
 def combination_weights(
     mean_KP: Tensor,
     variance_K: Tensor,

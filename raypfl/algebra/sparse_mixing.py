@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from raypfl.algebra.csr import Csr, csr_degrees, csr_row_sums, csr_take
+from raypfl.algebra.phases import phase
 from raypfl.errors import ShapeError
 
 BLOCK_ENTRIES = 2**17
@@ -57,6 +58,7 @@ def mix_sparse(weights: Csr, w_NP: Tensor) -> Tensor:
     return mix_groups([(slice(0, w_NP.shape[1]), weights)], w_NP)
 
 
+@phase("mixing")
 def mix_groups(groups: Sequence[tuple[Columns, Csr]], w_NP: Tensor) -> Tensor:
     """`A_c W_c` for each group c of columns, with a matrix of its own: extractor, head, buffers.
 

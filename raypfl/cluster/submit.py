@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 EXCLUDED = ["/.git/", "/.venv/", "/runs/", "__pycache__/", "*.egg-info/", ".pytest_cache/", ".mypy_cache/"]
 """What does not travel, beside what .gitignore names."""
 
+ALLOW_IMPORTS = "RAYPFL_ALLOW_IMPORTS"
 INTERRUPTED = 130
 POLL_SECONDS = 1.0
 
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runtime_env = {
         "working_dir": str(working_dir),
         "excludes": [*EXCLUDED, *given.exclude],
-        "env_vars": _pairs(given.env),
+        # What is allowed here is allowed there.
+        "env_vars": {name: os.environ[name] for name in (ALLOW_IMPORTS,) if name in os.environ}
+        | _pairs(given.env),
         **({"pip": given.pip} if given.pip else {}),
     }
     client = connect(address)
@@ -164,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pairs(texts: Sequence[str]) -> Mapping[str, str]:
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
             raise ConfigError(f"--env {text}: write it as KEY=VALUE.")

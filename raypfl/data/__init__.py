@@ -18,6 +18,7 @@ from raypfl.data.pool import Pool
 from raypfl.data.sources.digits import DigitsConfig
 from raypfl.data.sources.medmnist_sets import MedmnistConfig
 from raypfl.data.sources.npz import NpzConfig
+from raypfl.data.sources.random_samples import RandomConfig
 from raypfl.data.sources.synthetic import SyntheticConfig
 from raypfl.data.sources.torchvision_sets import TorchvisionConfig
 from raypfl.errors import PartitionError
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 DataConfig = Annotated[
-    DigitsConfig | TorchvisionConfig | MedmnistConfig | NpzConfig | SyntheticConfig,
+    DigitsConfig | TorchvisionConfig | MedmnistConfig | NpzConfig | SyntheticConfig | RandomConfig,
     Field(discriminator="name"),
 ]
 
@@ -77,6 +78,7 @@ SOURCES: dict[str, str] = {
     "tissuemnist": "MedMNIST: kidney cortex cells, 1x28x28, 8 classes, 165,466 + 47,280 images",
     "npz": "a file of your own (data.file) with MedMNIST's keys",
     "synthetic": "synthetic(alpha, beta) of Li et al., 60 features, 10 classes, natural clients",
+    "random": "random samples of any shape (data.shape): nothing to learn, for measuring time and memory",
 }
 """Every data source, with one line each."""
 

@@ -1,4 +1,4 @@
-"""The round loop: rounds, records, checkpoints, lost hosts, interruptions. Knows no engine and no method."""
+"""The round loop: rounds, records, checkpoints, faults, interruptions. Knows no engine and no method."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from raypfl.configuration import to_dict
+from raypfl.configuration import leave_to_import, to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
+from raypfl.engine.faults import Patience, Tolerance, first_line
 from raypfl.engine.world import World, is_evaluated, training_device
-from raypfl.errors import DivergedError, PlacementError
+from raypfl.errors import (
+    CheckpointError,
+    ClientError,
+    DivergedError,
+    PlacementError,
+    RaypflError,
+    StorageError,
+)
 from raypfl.records import checkpoints
 from raypfl.records.folder import RunFolder
+from raypfl.records.log import Taken
 from raypfl.records.manifest import Manifest
 from raypfl.records.metrics import Metrics
+from raypfl.records.storage import Place
 from raypfl.watch import Watchers
 
-MAX_LOSSES = 3
-"""Times that lost actors are replaced without a new checkpoint in between; then something is wrong."""
+T = TypeVar("T")
 
 
 class Driver:
@@ -39,6 +47,8 @@ class Driver:
         metrics: its tables, truncated to round `done`.
         done: completed rounds.
         reported: the (model, point) to show while the run goes on.
+        tolerance: what is done about faults; absent: what the configuration says.
+        patience: how long storage may fail; absent: what the configuration says.
         watchers: who else is told figures.
     """
 
@@ -52,19 +62,26 @@ class Driver:
         *,
         done: int,
         reported: tuple[str, str],
+        tolerance: Tolerance | None = None,
+        patience: Patience | None = None,
         watchers: Watchers | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
         self._config = world.config
+        self._tolerance = tolerance or Tolerance(self._config.faults)
+        self._patience = patience or Patience(self._config.faults.storage_seconds)
+        self._unsaved, self._saved = False, done
         self._watchers = watchers or Watchers()
-        self._losses = 0
 
     def run(self) -> None:
         """Go on to the end.
 
         Raises:
-            DivergedError: a client's model is no longer finite; names the last good checkpoint.
+            DivergedError: a client's model is no longer finite.
+            ClientError: a client raised or hung, and the run is not to go on without it.
+            PlacementError: actors were lost, and are not to be replaced (again).
+            StorageError: it failed for too long. All of these name the last good checkpoint.
             KeyboardInterrupt: interrupted; a checkpoint was written first.
         """
         try:
@@ -74,48 +91,103 @@ class Driver:
                     finished = self._step(stop)
                     if stop.is_set():
                         self._console.note(
-                            f"Interrupted after round {self._round}. "
-                            f"Continue with: raypfl resume {self._folder.path}"
+                            f"Interrupted after round {self._round}. Continue with: {self._resume}"
                         )
                         raise KeyboardInterrupt
-        except DivergedError as error:
-            raise DivergedError(f"{error} {self._last_good()}") from None
-        finally:
-            self._metrics.flush(force=True)
+            self._insist(lambda: self._metrics.flush(force=True))
+        except (DivergedError, ClientError, PlacementError, StorageError) as error:
+            self._flush_if_possible()
+            raise self._with_last_good(error) from error.__cause__
+        except BaseException:
+            self._flush_if_possible()
+            raise
 
     def _step(self, stop: threading.Event) -> bool:
         """A round, or the evaluation after the last one; returns whether that was all."""
         try:
             if self._round >= self._config.rounds:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
-                    report = self._engine.evaluate(self._round)
-                    self._metrics.add_evaluation(report.clients)
-                    self._watchers.evaluation(report.clients)
+                    records = self._engine.evaluate(self._round).clients
+                    self._attempt(lambda: self._metrics.add_evaluation(records))
+                    self._watchers.evaluation(records)
                 return True
             self._one_round()
-            if self._checkpoint_due() or stop.is_set():
-                self._save()
-        except HostsLost as loss:
-            self._recover(loss)
+            if self._round >= self._config.rounds or stop.is_set():
+                self._insist(self._save)
+            elif self._checkpoint_due() or (self._unsaved and self._patience.due):
+                self._unsaved = not self._attempt(self._save)
+        except (HostsLost, ClientError) as fault:
+            self._recover(fault)
         return False
+
+    def _attempt(self, write: Callable[[], None]) -> bool:
+        """Write; if storage fails the run goes on, and what could not be written is tried again later.
+
+        Returns:
+            Whether it is written.
+
+        Raises:
+            StorageError: storage has failed for too long. CheckpointError, always: waiting would not help.
+        """
+        try:
+            write()
+        except StorageError as error:
+            self._storage_failed(error)
+            return False
+        self._storage_works()
+        return True
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        """Write or read, and wait while storage fails, where there is nothing else to do. Raises likewise."""
+        while True:
+            try:
+                result = work()
+            except StorageError as error:
+                self._storage_failed(error)
+                self._patience.wait()
+            else:
+                self._storage_works()
+                return result
+
+    def _storage_failed(self, error: StorageError) -> None:
+        # What waiting would not help with.
+        if isinstance(error, CheckpointError | Taken):
+            raise error
+        if not self._patience.failing:
+            self._console.note(f"{first_line(error)} The run keeps what it cannot write, and tries again.")
+        self._patience.failed(error)
+
+    def _storage_works(self) -> None:
+        if self._patience.failing:
+            self._console.note("Storage works again.")
+        self._patience.succeeded()
+
+    def _flush_if_possible(self) -> None:
+        # The error that ends the run is the one to show.
+        with suppress(StorageError):
+            self._metrics.flush(force=True)
 
     def _one_round(self) -> None:
         round = self._round + 1
         begin = time.perf_counter()
+        away = self._tolerance.away(round)
         report = self._engine.round(
-            round, evaluate_pre=self._due(self._round), evaluate_post=self._due(round)
+            round, evaluate_pre=self._due(self._round), evaluate_post=self._due(round), away=tuple(away)
         )
         seconds = time.perf_counter() - begin
-        self._metrics.add_round(
-            round,
-            clients=report.clients,
-            traffic=report.traffic,
-            diagnostics=report.diagnostics,
-            participants=report.participants,
-            round_seconds=seconds,
-            server_seconds=report.server_seconds,
-            evaluation_seconds=report.evaluation_seconds,
-            clock=report.clock,
+        self._attempt(
+            lambda: self._metrics.add_round(
+                round,
+                clients=report.clients,
+                traffic=report.traffic,
+                diagnostics=report.diagnostics,
+                participants=report.participants,
+                round_seconds=seconds,
+                server_seconds=report.server_seconds,
+                evaluation_seconds=report.evaluation_seconds,
+                clock=report.clock,
+                dropped=away,
+            )
         )
         self._round = round
         self._console.round(
@@ -155,30 +227,29 @@ class Driver:
             device=training_device(self._config).type,
         )
         checkpoints.commit(building, manifest, parts)
+        self._unsaved, self._saved = False, self._round
+        self._tolerance.committed()
+        # Last: what is written is safe, also if old checkpoints cannot be removed.
         checkpoints.prune(self._folder.checkpoints, self._config.checkpoint.keep)
-        self._losses = 0
 
-    def _recover(self, loss: HostsLost) -> None:
+    def _recover(self, fault: HostsLost | ClientError) -> None:
         """Everything back to the last checkpoint: survivors have advanced, and would not match the replay."""
-        checkpoint = checkpoints.latest(self._folder.checkpoints)
-        back = 0 if checkpoint is None else checkpoints.read_manifest(checkpoint).round
-        where = f"in round {self._round + 1}"
-        self._losses += 1
-        if self._losses > MAX_LOSSES:
-            raise PlacementError(
-                f"actors were lost {self._losses} times since round {back}, the last time {where}: "
-                f"{_first_line(loss)} If memory is short, lower engine.num_actors, which changes "
-                f"no result. Continue with: raypfl resume {self._folder.path}"
-            )
-        self._console.note(
-            f"An actor was lost {where}; replaced, and back to round {back}. ({_first_line(loss)})"
-        )
+        checkpoint, back = self._insist(self._last)
+        self._console.note(self._tolerance.survive(fault, self._round + 1, back))
         try:
-            self._engine.restore(checkpoint)
+            self._insist(lambda: self._engine.restore(checkpoint))
         except HostsLost as another:
             return self._recover(another)
-        self._metrics.truncate(back, evaluated=self._due(back))
+        self._insist(lambda: self._metrics.truncate(back, evaluated=self._due(back)))
         self._round = back
+
+    def _last(self) -> tuple[Place | None, int]:
+        """The last checkpoint, and its round."""
+        checkpoint, manifest = last_checkpoint(self._folder)
+        back = 0 if manifest is None else manifest.round
+        if back < self._saved:
+            raise StorageError(f"the checkpoint of round {self._saved} is not in {self._folder.checkpoints}.")
+        return checkpoint, back
 
     def _accuracy(self, report: RoundReport) -> float | None:
         model, point = self._reported
@@ -189,12 +260,28 @@ class Driver:
         ]
         return float(np.concatenate(shown).mean()) if shown else None
 
-    def _last_good(self) -> str:
-        checkpoint = checkpoints.latest(self._folder.checkpoints)
+    def _with_last_good(self, error: RaypflError) -> RaypflError:
+        """The same error, which also says where the run can go on from."""
+        try:
+            checkpoint = checkpoints.latest(self._folder.checkpoints)
+        except StorageError:
+            return error
         where = (
             "There is no checkpoint yet." if checkpoint is None else f"Last good checkpoint: {checkpoint}."
         )
-        return f"{where} Records up to round {self._round} are kept in {self._folder.metrics}."
+        kept = f"Records up to round {self._round} are kept in {self._folder.metrics}."
+        if self._metrics.has_pending:
+            kept = f"Records since round {self._metrics.written} could not be written."
+        said = str(error)
+        # After a traceback, on a line of its own.
+        said += "" if said.endswith("\n") else " "
+        # Who diverges would do so again.
+        then = "" if isinstance(error, DivergedError) else f" Continue with: {self._resume}"
+        return type(error)(f"{said}{where} {kept}{then}")
+
+    @property
+    def _resume(self) -> str:
+        return f"raypfl resume {self._folder.path}{leave_to_import(self._config)}"
 
 
 @contextmanager
@@ -222,11 +309,7 @@ def _interruptions() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def last_checkpoint(folder: RunFolder) -> tuple[Path | None, Manifest | None]:
+def last_checkpoint(folder: RunFolder) -> tuple[Place | None, Manifest | None]:
     """The last checkpoint of a run and what it says of itself; Nones if there is none.
 
     Raises:

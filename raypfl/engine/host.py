@@ -9,13 +9,13 @@ import traceback
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.engine.evaluation import score, tried
 from raypfl.engine.messages import put, take
 from raypfl.engine.world import World, samples_on
@@ -24,8 +24,12 @@ from raypfl.methods import Message
 from raypfl.methods.contract import Point
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 from raypfl.training import Cohort
 from raypfl.training.cohort import Split
+
+LOCAL_UPDATE = "local update"
+"""The phase in which only participants are worked on."""
 
 AnyRows = Any
 """A NamedTuple of tensors whose type the method declares."""
@@ -70,6 +74,16 @@ class Report(NamedTuple):
     """All of the host's work, evaluation included."""
 
 
+class AtWork(NamedTuple):
+    """What a host is doing, for those who ask while it does it."""
+
+    clients: tuple[int, ...]
+    """The clients that it works on together."""
+    since: float
+    """When it began with them, by this process's monotonic clock, in seconds."""
+    phase: str
+
+
 class Upload(NamedTuple):
     """What one block sends to the hub."""
 
@@ -100,24 +114,27 @@ class ClientHost:
         # What a client keeps besides the method's state: momentum, where the configuration has it kept.
         self.kept_columns = self.net.num_weights if world.config.training.keeps_momentum else 0
         self.stored_type = stored_type(self.method.state_type)
+        self.at_work: AtWork | None = None
         self.restore(None)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         """Go back to a checkpoint, or to the state before the first round."""
         self.state: dict[int, AnyRows] = {}
         self.velocity: dict[int, Tensor] = {}
+        if checkpoint is not None:
+            with checkpoints.at_hand(checkpoint, of_clients=True) as folder:
+                for block, ids in self.blocks.items():
+                    rows = checkpoints.read_rows(folder, ids, self.stored_type)
+                    *own, self.velocity[block] = (field.to(self.device) for field in rows)
+                    self.state[block] = self.method.state_type(*own)
+            return
         clients = self.world.clients(self.device)
         for block, ids in self.blocks.items():
-            if checkpoint is None:
-                self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
-                # A velocity of zero is a fresh one: v <- rho 0 + g.
-                self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
-            else:
-                rows = checkpoints.read_rows(checkpoint, ids, self.stored_type)
-                *own, self.velocity[block] = (field.to(self.device) for field in rows)
-                self.state[block] = self.method.state_type(*own)
+            self.state[block] = self.method.init_state(self.net, clients.take(ids.to(self.device)))
+            # A velocity of zero is a fresh one: v <- rho 0 + g.
+            self.velocity[block] = torch.zeros(len(ids), self.kept_columns, device=self.device)
 
-    def save(self, building: Path, name: str) -> Part:
+    def save(self, building: Place, name: str) -> Part:
         """Write this host's rows as one part of a checkpoint."""
         stored = [(*state, self.velocity[block]) for block, state in self.state.items()]
         rows = self.stored_type(*(torch.cat(parts) for parts in zip(*stored, strict=True)))
@@ -187,7 +204,7 @@ class ClientHost:
         records: list[dict[str, Any]],
     ) -> tuple[AnyRows, AnyRows]:
         participants = cohort.ids
-        with self._phase("local update", participants, round):
+        with self._phase(LOCAL_UPDATE, participants, round):
             own, up = self.method.local_update(cohort, take(state, rows), down)
         self._check_finite(round, participants, cohort.losses, (*own, *up))
         records.append(
@@ -209,16 +226,23 @@ class ClientHost:
     def _phase(self, phase: str, ids: Tensor, round: int) -> Iterator[None]:
         """Name what was done, for whom and when, if code of the method or the model raises."""
         where = f"method {self.world.config.method.name}, phase {phase}"
+        self._note(phase, ids)
         try:
             yield
         except ClientError as error:
-            raise ClientError(f"{where}, {error}") from None
+            raise ClientError(f"{where}, {error}", without(error.clients, phase)) from None
         except RaypflError:
             raise
         except Exception:
             raise ClientError(
-                f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}"
+                f"{where}, client(s) {ids.tolist()}, round {round}:\n{traceback.format_exc()}",
+                without(ids.tolist(), phase),
             ) from None
+        finally:
+            self.at_work = None
+
+    def _note(self, phase: str, ids: Tensor) -> None:
+        self.at_work = AtWork(tuple(ids.tolist()), time.monotonic(), phase)
 
     def _check_finite(
         self, round: int, participants: Tensor, losses: Tensor | None, fields: Sequence[Tensor]
@@ -291,7 +315,20 @@ class ClientHost:
             seed=config.seed,
             training=config.training,
             width=self.world.width,
+            on_chunk=self._on_chunk,
         )
+
+    def _on_chunk(self, ids: Tensor) -> None:
+        if self.at_work is not None:
+            self._note(self.at_work.phase, ids)
+
+
+def without(clients: Sequence[int], phase: str) -> tuple[int, ...]:
+    """Those of some clients that failed without whom a round may succeed.
+
+    Whoever fails in an evaluation is evaluated also when it does not take part.
+    """
+    return tuple(clients) if phase == LOCAL_UPDATE else ()
 
 
 def _upload(participants: Tensor, up: AnyRows, sends: Tensor) -> Upload:
@@ -307,6 +344,7 @@ def stored_type(state_type: Any) -> Any:
     return namedtuple("Stored", (*state_type._fields, "momentum"))
 
 
+@phase("messages")
 def columns_of(messages: Sequence[Message]) -> dict[str, Any]:
     """Messages by column, as the traffic table takes them."""
     return {

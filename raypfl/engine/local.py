@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from raypfl.data import Pool
 from raypfl.engine.contract import RoundReport
@@ -14,6 +13,7 @@ from raypfl.engine.hub import Hub
 from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place
 
 
 class LocalEngine:
@@ -27,11 +27,13 @@ class LocalEngine:
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], device)
         self.hosts = [ClientHost(world, blocks, pool.x, pool.y, device) for blocks in dealt]
 
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+    def round(
+        self, round: int, *, evaluate_pre: bool, evaluate_post: bool, away: Collection[int] = ()
+    ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
             opening, work = self.hub.open(
-                round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+                round, train=True, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post, away=away
             )
             done = [host.work(own) for host, own in zip(self.hosts, work, strict=True)]
             closing = self.hub.close([upload for uploads, _ in done for upload in uploads])
@@ -46,11 +48,11 @@ class LocalEngine:
         working = sum(report.seconds for report in reports)
         return RoundReport(records, [], {}, 0, opening.seconds, evaluating, working)
 
-    def save(self, building: Path) -> Sequence[Part]:
+    def save(self, building: Place) -> Sequence[Part]:
         parts = [host.save(building, f"state-{number:03d}") for number, host in enumerate(self.hosts)]
         return [*self.hub.save(building), *parts]
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.hub.restore(checkpoint)
         for host in self.hosts:
             host.restore(checkpoint)

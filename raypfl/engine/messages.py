@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.engine.world import as_tensor
 
 RowsT = TypeVar("RowsT", bound=tuple[Any, ...])
@@ -28,6 +29,7 @@ def decode(message: RowsT, device: torch.device) -> RowsT:
     return type(message)(*(as_tensor(field).to(device) for field in message))
 
 
+@phase("messages")
 def take(message: RowsT, rows: Tensor, shared: frozenset[str] = frozenset()) -> RowsT:
     """Some rows of every field but those that all rows share."""
     names: tuple[str, ...] = message._fields  # type: ignore[attr-defined]
@@ -36,6 +38,7 @@ def take(message: RowsT, rows: Tensor, shared: frozenset[str] = frozenset()) -> 
     )
 
 
+@phase("messages")
 def trim(message: RowsT, pools: Mapping[str, str]) -> RowsT:
     """The message with only those rows of its pools that somebody receives; nothing is copied if all are.
 
@@ -60,6 +63,7 @@ def put(message: RowsT, rows: Tensor, new: RowsT) -> RowsT:
     return type(message)(*(field.index_copy(0, rows, part) for field, part in zip(message, new, strict=True)))
 
 
+@phase("messages")
 def stack(parts: Sequence[tuple[Tensor, RowsT]], ids: Tensor) -> RowsT:
     """One message from parts with ids, rows in the order of `ids`, in whatever order the parts came.
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.clock import ServerRound, random_order
 from raypfl.engine.messages import take
 from raypfl.engine.timing import EVERYONE, Heard, Stay, Timing
@@ -63,7 +64,7 @@ class Together:
         self._selected, self._verdict = plan, None
         down = method.download(hub.net, hub.hub, plan)
         decides = timing is not None and timing.decides and not method.without_server
-        self._messages = method.sent_down(hub.net, plan, down) if due.train or decides else []
+        self._messages = sent_down(hub, plan, down) if due.train or decides else []
         if decides:
             assert timing is not None
             self._verdict = timing.server(plan, self._messages)
@@ -104,10 +105,11 @@ class Together:
         """Go on from `state`."""
         self.now = float(state["now"])
 
+    @phase("sampling")
     def _planned(self, round: int) -> Plan:
         """The round's plan; of peers, without those who fail and what is not answered in time."""
         hub = self.hub
-        plan = hub.method.plan(hub.net, hub.hub, hub.clients, round, hub.sample)
+        plan = hub.planned(round)
         if hub.timing is None or not hub.method.without_server:
             return plan
         self._asking = plan.ids.cpu().numpy()
@@ -163,9 +165,7 @@ class InTurn(Together):
         own = self._plan.among(self._plan.ids == client)
         read = hub.hub._replace(**{name: getattr(self._start, name) for name in method.snapshot})
         down = method.download(hub.net, read, own)
-        self._messages = [
-            message for message in method.sent_down(hub.net, own, down) if message.dst == client
-        ]
+        self._messages = [message for message in sent_down(hub, own, down) if message.dst == client]
         away = torch.ones(hub.world.num_clients, dtype=torch.bool)
         away[self._plan.ids.cpu()] = False
         shown = torch.cat((away.nonzero()[:, 0], own.ids.cpu())).sort().values if first else own.ids.cpu()
@@ -186,3 +186,9 @@ class InTurn(Together):
             self._plan = None
             stays.append(Stay(EVERYONE, plan.round, self._began, self.now, "done"))
         return stays
+
+
+@phase("messages")
+def sent_down(hub: Hub, plan: Plan, down: Any) -> list[Message]:
+    """The messages that `down` stands for."""
+    return hub.method.sent_down(hub.net, plan, down)

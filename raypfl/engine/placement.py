@@ -92,6 +92,12 @@ def place(world: World, nodes: Sequence[Node]) -> Placement:
     return placement
 
 
+def fewer(placement: Placement, nodes: Sequence[Node]) -> Placement:
+    """The placement with as many hosts as fit, at least one; no result depends on their number."""
+    room = _room(placement, nodes)
+    return replace(placement, num_hosts=max(1, int(min(placement.num_hosts, room))))
+
+
 def _room(ask: Placement, nodes: Sequence[Node]) -> float:
     """Hosts that fit all nodes, the server where it leaves most room; 0 if it fits nowhere."""
     return max((room for _, room in _room_by_server(ask, nodes)), default=0)

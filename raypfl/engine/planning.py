@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +15,14 @@ from raypfl.clock import VirtualClock, speeds_of
 from raypfl.data import Pool
 from raypfl.engine.dealing import deal, ids_of
 from raypfl.engine.host import ClientHost, Work
-from raypfl.engine.hub import Hub
+from raypfl.engine.hub import Hub, Opening
 from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
 from raypfl.engine.placement import Node, Placement, attached, connected, named_address, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.methods import Method
 from raypfl.methods.peers import Peers
-from raypfl.training import Network
+from raypfl.training import Network, TrainingConfig
 
 AnyPeers = Peers[Any, Any, Any, Any, Any]
 
@@ -47,7 +46,7 @@ def settle(world: World) -> tuple[Placement, list[Node]]:
     return placement, nodes
 
 
-def _nodes(address: str | None, storage: Path) -> list[Node]:
+def _nodes(address: str | None, storage: str) -> list[Node]:
     if address is None and not attached():
         return [this_machine()]
     from raypfl.engine.shared_storage import check_seen_by_all
@@ -72,17 +71,13 @@ def describe(world: World, pool: Pool) -> str:
     device = training_device(config)
     with settled_arithmetic(config.engine.threads):
         net = world.network(device)
-        # A round of all at once, whatever a clock makes of it.
-        plain = world._replace(config=config.model_copy(update={"clock": None}))
-        hub = Hub(plain, [ids_of(world, blocks) for blocks in dealt], device)
-        opening, work = hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+        hub, opening, work = _opened(world, dealt, device)
         memory = memory_of(world, pool, placement, hub, work)
         memory.check(nodes)
-        up_bytes, epoch_seconds, samples = _try_one(world, pool, hub, work)
-    down_bytes = int(opening.traffic["bytes"].sum())
-    per_epoch = float(world.label_counts.sum(1).mean()) / samples * epoch_seconds
-    at_once = placement.num_hosts if config.engine.name == "ray" else 1
-    seconds = per_epoch * _epochs(world) * opening.participants / at_once
+        trial = _try_one(world, pool, hub, work)
+    down_bytes, up_bytes = int(opening.traffic["bytes"].sum()), trial.up_bytes
+    seconds = _round_seconds(world, opening.participants, trial)
+    seconds /= placement.num_hosts if config.engine.name == "ray" else 1
     lines = {
         "data": f"{pool.name}, {len(pool.y)} samples of {'x'.join(map(str, world.input_shape))}, "
         f"{decimal(memory.data)} a node",
@@ -105,6 +100,44 @@ def describe(world: World, pool: Pool) -> str:
     width = max(map(len, lines))
     below = "\n" + " " * (width + 4)
     return "\n".join(f"  {name:<{width}}  {text}".replace("\n", below) for name, text in lines.items())
+
+
+def expected_seconds(world: World, pool: Pool) -> float:
+    """Seconds of training in all rounds on one core of this machine, by the first epoch of one client."""
+    device = training_device(world.config)
+    with settled_arithmetic(world.config.engine.threads):
+        hub, opening, work = _opened(world, deal(world, 1), device)
+        trial = _try_one(world, pool, hub, work)
+    return _round_seconds(world, opening.participants, trial) * world.config.rounds
+
+
+class _Trial(NamedTuple):
+    """One client's first epoch."""
+
+    up_bytes: int
+    seconds: float
+    samples: int
+
+
+def _opened(
+    world: World, dealt: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Hub, Opening, list[Work]]:
+    """The first round, opened; of all at once, whatever a clock makes of it."""
+    plain = world._replace(config=world.config.model_copy(update={"clock": None}))
+    hub = Hub(plain, [ids_of(world, blocks) for blocks in dealt], device)
+    return hub, *hub.open(1, train=True, evaluate_pre=False, evaluate_post=False)
+
+
+def _round_seconds(world: World, participants: int, trial: _Trial) -> float:
+    """Seconds of training a round, one client after another."""
+    method, training = world.method(), world.config.training
+    mean = int(world.label_counts.sum(1).mean())
+    once = method.passes(_one_epoch(training), trial.samples) * trial.samples
+    return trial.seconds * participants * method.passes(training, mean) * mean / once
+
+
+def _one_epoch(training: TrainingConfig) -> TrainingConfig:
+    return training.model_copy(update={"epochs": 1, "steps": None})
 
 
 def _topology(world: World, method: AnyPeers) -> dict[str, str]:
@@ -154,11 +187,11 @@ def _idle(world: World, placement: Placement, nodes: Sequence[Node]) -> str:
     return f"; engine.block={block} would keep all {cores} cores busy, and move last bits"
 
 
-def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int, float, int]:
+def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> _Trial:
     """Bytes that a participant sends, seconds of its epoch, and its samples; nothing is kept."""
     own = next(own for own in work if len(own.ids))
     block = int(own.ids[0]) // world.block
-    once = world.config.training.model_copy(update={"epochs": 1, "steps": None})
+    once = _one_epoch(world.config.training)
     trial = world._replace(config=world.config.model_copy(update={"training": once}), width=1)
     host = ClientHost(trial, [block], pool.x, pool.y, hub.device)
     first = take(own.down, torch.tensor([0], device=hub.device), hub.method.shared)
@@ -167,15 +200,7 @@ def _try_one(world: World, pool: Pool, hub: Hub, work: list[Work]) -> tuple[int,
     begin = time.perf_counter()
     _, report = host.work(one)
     samples = int(world.label_counts[int(own.ids[0])].sum())
-    return int(report.traffic["bytes"].sum()), time.perf_counter() - begin, samples
-
-
-def _epochs(world: World) -> float:
-    """Passes a round over all samples of all clients."""
-    training = world.config.training
-    if training.steps is None:
-        return training.epochs
-    return float(training.steps * training.batch_size * world.num_clients / world.label_counts.sum())
+    return _Trial(int(report.traffic["bytes"].sum()), time.perf_counter() - begin, samples)
 
 
 def _personal(world: World, net: Network) -> str:

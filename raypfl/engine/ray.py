@@ -8,16 +8,19 @@ the rows of round 0. A lost actor is replaced here, and everything returns to th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import (
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
     OutOfMemoryError,
     RayActorError,
     RayTaskError,
@@ -26,20 +29,33 @@ from ray.exceptions import (
 from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.dealing import deal, ids_of
-from raypfl.engine.host import ClientHost, Upload, Work
+from raypfl.engine.host import AtWork, ClientHost, Upload, Work, without
 from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
-from raypfl.engine.placement import Placement
+from raypfl.engine.placement import Placement, fewer, nodes_alive
 from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.seats import Seats
 from raypfl.engine.world import World, server_device, settle_arithmetic, training_device
-from raypfl.errors import PlacementError, RaypflError
+from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
+from raypfl.records.storage import Place, place
 
 Actor: TypeAlias = "ActorHandle[Any]"
 
-LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError)
+FULL = (ObjectStoreFullError, OutOfDiskError)
+"""What Ray raises when a message fits neither a node's object store nor the disk that it spills to."""
+
+LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, *FULL)
 """What Ray raises when an actor, its node, or a message that only they held is gone."""
+
+ANSWER_SECONDS = 10.0
+"""How long a host may take to say what it is doing; longer where the deadline is."""
+
+LOOK_SECONDS = 2.0
+"""How often it is looked whether late actors still have a node to start on."""
+
+SEAT_SECONDS = 20.0
+"""How long places may take to be free after a loss, before there are fewer."""
 
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
@@ -49,6 +65,8 @@ class _Host:
     """A client host as an actor; serves one run after another."""
 
     host: ClientHost
+    GROUPS: ClassVar[dict[str, int]] = {"watch": 1}
+    """A thread that answers while the host works."""
 
     def begin(self, world: World, blocks: Sequence[int], x: np.ndarray, y: np.ndarray) -> None:
         """Become a host of this run, at the state before its first round."""
@@ -62,20 +80,26 @@ class _Host:
         uploads, report = self.host.work(work._replace(down=decode(work.down, self.device)))
         return [upload._replace(up=encode(upload.up)) for upload in uploads], report
 
-    def save(self, building: Path, name: str) -> Part:
+    def save(self, building: Place, name: str) -> Part:
         return self.host.save(building, name)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.host.restore(checkpoint)
 
     def ready(self) -> int:
         return os.getpid()
+
+    def at_work(self) -> tuple[AtWork, float] | None:
+        """What it is doing, and for how many seconds; to be called in the group `watch`."""
+        work = self.host.at_work
+        return None if work is None else (work, time.monotonic() - work.since)
 
 
 class _Hub:
     """The hub as an actor; serves one run after another."""
 
     hub: Hub
+    GROUPS: ClassVar[dict[str, int]] = {}
 
     def begin(self, world: World, dealt: Sequence[Sequence[int]]) -> None:
         """Become the hub of this run, at the state before its first round."""
@@ -84,9 +108,11 @@ class _Hub:
         self.device = server_device(world.config)
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device)
 
-    def open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> tuple[Any, ...]:
+    def open(
+        self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool, away: Collection[int]
+    ) -> tuple[Any, ...]:
         opening, work = self.hub.open(
-            round, train=train, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post
+            round, train=train, evaluate_pre=evaluate_pre, evaluate_post=evaluate_post, away=away
         )
         return opening, *(own._replace(down=encode(own.down)) for own in work)
 
@@ -95,10 +121,10 @@ class _Hub:
             [upload._replace(up=decode(upload.up, self.device)) for own in uploads for upload in own]
         )
 
-    def save(self, building: Path) -> list[Part]:
+    def save(self, building: Place) -> list[Part]:
         return self.hub.save(building)
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def restore(self, checkpoint: Place | None) -> None:
         self.hub.restore(checkpoint)
 
     def ready(self) -> int:
@@ -125,17 +151,17 @@ class Crew:
         """The hosts, in the order of what is dealt to them; only after `complete`."""
         return [host for host in self._hosts if host is not None]
 
-    def complete(self) -> None:
+    def complete(self, *, after_loss: bool = False) -> None:
         """Start the actors that are not alive, and wait until every one answers.
+
+        Args:
+            after_loss: nodes may be gone; then there are fewer hosts, if the others have no room for all.
 
         Raises:
             PlacementError: some do not start. `close` ends the others.
         """
+        self._take_seats(after_loss)
         placement = self.placement
-        if self._seats.reserved and not all(map(_alive, self._actors())):
-            # A node may be gone with its seats, and seats stay where they were taken.
-            self.close()
-        self._seats.take(START_SECONDS)
         if self._hub is None or not _alive(self._hub):
             self._hub = _start(_Hub, placement.server_cpus, placement.server_gpus, self._seats.server())
         for number, host in enumerate(self._hosts):
@@ -143,16 +169,21 @@ class Crew:
                 self._hosts[number] = _start(
                     _Host, placement.host_cpus, placement.host_gpus, self._seats.host(number)
                 )
-        waiting = [actor.ready.remote() for actor in self._actors()]
-        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=START_SECONDS)
-        if late:
-            raise PlacementError(
-                f"{len(late)} of {len(waiting)} actors did not start within {START_SECONDS:g} s. The run "
-                f"asks for {placement.request()}; free are {_free()}. Another job may hold the "
-                "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
-            )
+        answers = {actor: actor.ready.remote() for actor in self._actors()}
+        end = time.monotonic() + START_SECONDS
+        while late := self._late(answers, min(LOOK_SECONDS, end - time.monotonic())):
+            if after_loss:
+                # A dead node is on the list for some seconds, so one look is not enough.
+                self._do_without(late)
+                answers = {actor: answers[actor] for actor in self._actors()}
+            if time.monotonic() >= end:
+                raise PlacementError(
+                    f"{len(late)} of {len(answers)} actors did not start within {START_SECONDS:g} s. The run "
+                    f"asks for {self.placement.request()}; free are {_free()}. Another job may hold the "
+                    "rest: wait for it, or lower engine.num_actors or resources.num_cpus_per_actor."
+                )
         try:
-            ray.get(ready)
+            ray.get(list(answers.values()))
         except LOST as error:
             raise PlacementError(f"an actor died while it started: {error}") from None
 
@@ -167,6 +198,32 @@ class Crew:
             ray.kill(actor)
         self._hub, self._hosts = None, [None] * len(self._hosts)
         self._seats.give_back()
+
+    def _take_seats(self, after_loss: bool) -> None:
+        if self._seats.reserved and not all(map(_alive, self._actors())):
+            # A node may be gone, and places stay where they were taken.
+            self.close()
+        try:
+            self._seats.take(SEAT_SECONDS if after_loss else START_SECONDS)
+        except PlacementError:
+            if not after_loss:
+                raise
+            self.placement = fewer(self.placement, nodes_alive())
+            self._seats, self._hosts = Seats(self.placement), [None] * self.placement.num_hosts
+            self._seats.take(START_SECONDS)
+
+    def _late(self, answers: Mapping[Actor, Any], seconds: float) -> list[Actor]:
+        """Those who have not answered when the time is up."""
+        done, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=max(0.0, seconds))
+        return [actor for actor, answer in answers.items() if answer not in done]
+
+    def _do_without(self, late: Sequence[Actor]) -> None:
+        """Give up late hosts that no node has room for any more."""
+        self.placement = fewer(self.placement, nodes_alive())
+        for host in late:
+            if len(self._hosts) > self.placement.num_hosts and host in self._hosts:
+                self._hosts.remove(host)
+                ray.kill(host)
 
     def _actors(self) -> list[Actor]:
         return [actor for actor in (self._hub, *self._hosts) if actor is not None]
@@ -184,19 +241,21 @@ class RayEngine:
             crew: actors that no other run uses now; whoever made it closes it.
         """
         self._world, self._pool, self._crew = world, pool, crew
-        self._dealt = deal(world, crew.placement.num_hosts)
         self._begin()
 
-    def round(self, round: int, *, evaluate_pre: bool, evaluate_post: bool) -> RoundReport:
+    def round(
+        self, round: int, *, evaluate_pre: bool, evaluate_post: bool, away: Collection[int] = ()
+    ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
-            opening, *work = self._open(round, True, evaluate_pre, evaluate_post)
+            opening, *work = self._open(round, True, evaluate_pre, evaluate_post, away)
             done = [
                 host.work.options(num_returns=2).remote(own)
                 for host, own in zip(self._crew.hosts, work, strict=True)
             ]
             uploads = [own for own, _ in done]
             closing = self._crew.hub.close.remote(*uploads)
+            self._watch(round, [report for _, report in done], [opening, closing, *work, *uploads])
             # Hosts first: an error of a client is the one to show, not its echo at the hub.
             *reports, opened, closed = _results(
                 [*(report for _, report in done), opening, closing], unread=[*work, *uploads]
@@ -205,11 +264,14 @@ class RayEngine:
         return round_report(steps, clock=self._world.config.clock is not None, over_hosts=max)
 
     def evaluate(self, round: int) -> RoundReport:
-        opening, *work = self._open(round + 1, False, True, False)
+        opening, *work = self._open(round + 1, False, True, False, ())
         done = [
             host.work.options(num_returns=2).remote(own)
             for host, own in zip(self._crew.hosts, work, strict=True)
         ]
+        self._watch(
+            round, [report for _, report in done], [opening, *work, *(uploads for uploads, _ in done)]
+        )
         *reports, opened = _results(
             [*(report for _, report in done), opening], unread=[*work, *(uploads for uploads, _ in done)]
         )
@@ -218,39 +280,71 @@ class RayEngine:
         working = max(report.seconds for report in reports)
         return RoundReport(records, [], {}, 0, opened.seconds, evaluating, working)
 
-    def save(self, building: Path) -> Sequence[Part]:
-        where = building.absolute()
+    def save(self, building: Place) -> Sequence[Part]:
+        where = place(building)
         hosts = enumerate(self._crew.hosts)
         parts = [host.save.remote(where, f"state-{number:03d}") for number, host in hosts]
         hub, *saved = _results([self._crew.hub.save.remote(where), *parts])
         return [*hub, *saved]
 
-    def restore(self, checkpoint: Path | None) -> None:
-        self._begin()
+    def restore(self, checkpoint: Place | None) -> None:
+        self._begin(after_loss=True)
         if checkpoint is not None:
             actors = (self._crew.hub, *self._crew.hosts)
-            _results([actor.restore.remote(checkpoint.absolute()) for actor in actors])
+            _results([actor.restore.remote(place(checkpoint)) for actor in actors])
 
     def close(self) -> None:
         """The actors belong to the crew, and wait for its next run."""
 
-    def _begin(self) -> None:
-        self._crew.complete()
+    def _begin(self, *, after_loss: bool = False) -> None:
+        self._crew.complete(after_loss=after_loss)
+        self._dealt = deal(self._world, len(self._crew.hosts))
         begun = [self._crew.hub.begin.remote(self._world, self._dealt)]
         for host, blocks in zip(self._crew.hosts, self._dealt, strict=True):
             begun.append(host.begin.remote(self._world, blocks, *self._pool))
         _results(begun)
 
-    def _open(self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool) -> list[Any]:
+    def _open(
+        self, round: int, train: bool, evaluate_pre: bool, evaluate_post: bool, away: Collection[int]
+    ) -> list[Any]:
         refs: list[Any] = self._crew.hub.open.options(num_returns=1 + len(self._dealt)).remote(
-            round, train, evaluate_pre, evaluate_post
+            round, train, evaluate_pre, evaluate_post, away
         )
         return refs
 
+    def _watch(self, round: int, reports: Sequence[Any], others: Sequence[Any]) -> None:
+        """Wait until all hosts are done, or one is at the same clients for longer than the deadline.
+
+        Raises:
+            ClientError: that host, which is ended, was hanging.
+        """
+        deadline = self._world.config.faults.deadline
+        waiting = {} if deadline is None else dict(zip(reports, self._crew.hosts, strict=True))
+        while waiting:
+            assert deadline is not None
+            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=min(deadline / 4, 1.0))
+            for report in done:
+                del waiting[report]
+            for host in waiting.values():
+                hung = _hung(host, deadline, f"method {self._world.config.method.name}, round {round}")
+                if hung is not None:
+                    # Those that still work, too: another may hang, and what they do is for nothing.
+                    for working in waiting.values():
+                        ray.kill(working)
+                    _claim([*reports, *others])
+                    raise hung
+
 
 def share(pool: Pool) -> tuple[Any, Any]:
-    """Put the data set into the object store, once for all hosts of a node."""
-    return ray.put(pool.x), ray.put(pool.y)
+    """Put the data set into the object store, once for all hosts of a node.
+
+    Raises:
+        PlacementError: it does not fit.
+    """
+    try:
+        return ray.put(pool.x), ray.put(pool.y)
+    except FULL as error:
+        raise PlacementError(f"the data set, {pool.x.nbytes} bytes: {_lost(error)}") from None
 
 
 def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
@@ -259,11 +353,11 @@ def stored(pool: Pool, shared: tuple[Any, Any]) -> Pool:
     return pool._replace(x=x, y=y)
 
 
-def _start(kind: type, cpus: float, gpus: float, seat: dict[str, Any]) -> Actor:
-    remote: Any = ray.remote(kind)
-    actor: Actor = remote.options(
-        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, **seat
-    ).remote()
+def _start(kind: Any, cpus: float, gpus: float, seat: dict[str, Any]) -> Actor:
+    made: Any = ray.remote  # its types do not know concurrency_groups
+    remote = made(concurrency_groups=kind.GROUPS)(kind)
+    options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0, **seat}
+    actor: Actor = remote.options(**options).remote()
     return actor
 
 
@@ -280,6 +374,29 @@ def _alive(actor: Actor) -> bool:
     return True
 
 
+def _hung(host: Actor, deadline: float, where: str) -> ClientError | None:
+    """What there is to say of a host that takes too long."""
+    limit = f"faults.deadline = {deadline:g}"
+    try:
+        found = ray.get(
+            host.at_work.options(concurrency_group="watch").remote(), timeout=max(deadline, ANSWER_SECONDS)
+        )
+    except LOST:
+        # What it was doing ends with that error, too.
+        return None
+    except GetTimeoutError:
+        return ClientError(f"{where}: a client host does not answer ({limit}).", hung=True)
+    if found is None or found[1] <= deadline:
+        return None
+    work, seconds = found
+    return ClientError(
+        f"{where}, phase {work.phase}, client(s) {list(work.clients)}: "
+        f"not done after {seconds:.1f} s ({limit}).",
+        without(work.clients, work.phase),
+        hung=True,
+    )
+
+
 def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
     """What calls returned, or the first error among them in that order.
 
@@ -288,7 +405,8 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
         unread: references that came with them and are not for the driver.
 
     Raises:
-        HostsLost: an actor died. Every other error is the one that was raised there.
+        HostsLost: an actor died, or a message is gone or found no room. Every other error is the one that was
+            raised there.
     """
     try:
         results: list[Any] = ray.get(list(calls))
@@ -296,13 +414,23 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
     except RayTaskError as error:
         _claim([*calls, *unread])
         if isinstance(error.cause, LOST):
-            raise HostsLost(str(error.cause)) from None
+            raise _lost(error.cause) from None
         if isinstance(error.cause, RaypflError):
             raise error.cause from None
         raise
     except LOST as error:
         _claim([*calls, *unread])
-        raise HostsLost(str(error)) from None
+        raise _lost(error) from None
+
+
+def _lost(error: Exception) -> HostsLost:
+    if isinstance(error, FULL):
+        said = str(error).strip().partition("\n")[0]
+        return HostsLost(
+            f"A node's object store is full: {said} Give nodes more (--object-store-memory, or space where "
+            "they spill to), or spread the hosts over more nodes."
+        )
+    return HostsLost(str(error))
 
 
 def _claim(calls: Sequence[Any]) -> None:

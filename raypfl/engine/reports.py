@@ -10,6 +10,7 @@ import numpy as np
 from raypfl.engine.contract import RoundReport
 from raypfl.engine.host import Report
 from raypfl.engine.hub import Closing, Opening
+from raypfl.engine.phases import together
 from raypfl.engine.timing import columns_of_stays
 
 
@@ -46,6 +47,7 @@ def round_report(
         sum(over_hosts(own.evaluation_seconds for own in step.hosts) for step in steps),
         sum(over_hosts(own.seconds for own in step.hosts) for step in steps),
         columns_of_stays([stay for step in steps for stay in step.closing.stays]) if clock else None,
+        together(part.phases for step in steps for part in (step.opening, step.closing)) or None,
     )
 
 

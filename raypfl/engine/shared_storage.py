@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypfl.errors import StorageError
 from raypfl.records.files import storage_errors
+from raypfl.records.storage import place
 
 ANSWER_SECONDS = 60.0
 """How long a node may take to look; it may have to start a process for it."""
@@ -20,19 +21,20 @@ LOOK_SECONDS = 5.0
 """How long a network file system may take to show a new file."""
 
 
-def check_seen_by_all(storage: Path) -> None:
+def check_seen_by_all(storage: str) -> None:
     """Write a file where the run is to be kept, and have every node look for it; nothing of it stays.
 
-    Does nothing on one node. A path that is not there yet is checked by the folder that it would be made in.
+    Does nothing on one node, nor for a place that is on no machine's own file system. A path that is not
+    there yet is checked by the folder that it would be made in.
 
     Raises:
         StorageError: names the nodes that do not see it.
     """
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in found if node["Alive"]}
-    if len(nodes) < 2 or "://" in str(storage):
+    folder = place(storage)
+    if len(nodes) < 2 or not isinstance(folder, Path):
         return
-    folder = storage.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
     probe = folder / f".raypfl-{secrets.token_hex(8)}"

@@ -50,6 +50,8 @@ class World(NamedTuple):
     """Client ids are dealt, and their rows kept, in blocks of this many."""
     width: int
     """Models a forward pass."""
+    phases: bool = False
+    """Whether the server's seconds are split by what they are spent on."""
 
     @property
     def num_clients(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from raypfl.errors import ConfigError
 from raypfl.models.base import Architecture, describe_shape
+
+ALLOW_IMPORTS = "RAYPFL_ALLOW_IMPORTS"
+"""Environment variable: packages and modules, with commas between them, that configurations may import."""
 
 IMPORT_PATH = "package.module:Name"
 """The form of the name of an imported model."""
@@ -70,6 +73,31 @@ class Imported(Architecture):
         self._try(module, input_shape, num_classes)
         return module
 
+    def check_allowed(self, allowed: Collection[str]) -> None:
+        """Refuse code that nobody has asked for.
+
+        Args:
+            allowed: packages and modules that may be imported, with all that is below them.
+
+        Raises:
+            ConfigError: the module is in none of them, and is not imported; or it is, and only hands on what
+                another one defines.
+        """
+        module = self.name.partition(":")[0]
+        if not _within(module, allowed):
+            package = module.partition(".")[0]
+            raise ConfigError(
+                f"model.name = {self.name!r}: the configuration names code of package {package!r}, which "
+                f"would run on this machine. If you trust it, add --allow-imports {package}, or set "
+                f"{ALLOW_IMPORTS}={package}."
+            )
+        home = self._import().__module__
+        if not _within(home, allowed):
+            raise ConfigError(
+                f"model.name = {self.name!r} is code of module {home!r}, and allowed is only "
+                f"{', '.join(allowed)}. If you trust it, add --allow-imports {home}."
+            )
+
     def _import(self) -> Callable[..., object]:
         path, _, attribute = self.name.partition(":")
         try:
@@ -111,3 +139,7 @@ class Imported(Architecture):
                 f"model.name = {self.name!r} gives {shown} for one sample; logits of shape {expected} "
                 f"are needed, since the data have {num_classes} classes."
             )
+
+
+def _within(module: str, packages: Collection[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

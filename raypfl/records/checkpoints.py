@@ -5,8 +5,10 @@
 
 A checkpoint is built in a hidden folder (`begin`), where the hub and every host write their own part
 (`write_part`), each in its own process. `commit` writes the manifest last and then gives the folder its
-name, so a folder of that name has everything. Parts carry client ids: readers ask for clients, not for
-parts, and a run resumes on another number of hosts.
+name, so a folder of that name has everything. On other storage, which may not be able to rename, a checkpoint
+is built where it stays, and is one from when its manifest is there. Parts carry client ids: readers ask for
+clients, not for parts, and a run resumes on another number of hosts. They read from this machine, from the
+folder that `at_hand` gives.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import torch
@@ -27,11 +30,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from raypfl.errors import CheckpointError
-from raypfl.records.files import storage_errors, sync, write_text
+from raypfl.records.files import replacing, storage_errors, sync, write_text
 from raypfl.records.manifest import Manifest, Part
+from raypfl.records.storage import Place, Remote
 
 HUB = "hub"
 CLOCK = "clock"
+OF_THE_HUB = frozenset({f"{HUB}.safetensors", f"{CLOCK}.safetensors"})
 MANIFEST = "manifest.json"
 IDS = "_ids"  # no field of a NamedTuple can have this name
 
@@ -46,13 +51,18 @@ class _PartFile(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
-def begin(checkpoints: Path, round: int) -> Path:
-    """A new, empty, hidden folder for the parts of this round's checkpoint; removes what a crash left.
+def begin(checkpoints: Place, round: int) -> Place:
+    """A new, empty folder for the parts of this round's checkpoint; removes what a crash left.
 
     Raises:
         StorageError: the folder cannot be made.
     """
     with storage_errors(checkpoints):
+        if isinstance(checkpoints, Remote):
+            for found in checkpoints.glob("round-*"):
+                if found.name == _name(round) or not (found / MANIFEST).is_file():
+                    _remove(found)
+            return checkpoints / _name(round)
         checkpoints.mkdir(parents=True, exist_ok=True)
         for abandoned in checkpoints.glob(".round-*"):
             shutil.rmtree(abandoned)
@@ -61,7 +71,7 @@ def begin(checkpoints: Path, round: int) -> Path:
     return building
 
 
-def write_part(building: Path, name: str, rows: RowsT, ids: Tensor | None = None) -> Part:
+def write_part(building: Place, name: str, rows: RowsT, ids: Tensor | None = None) -> Part:
     """Write a part's file, put it on disk, and describe it for `commit`.
 
     Args:
@@ -79,13 +89,17 @@ def write_part(building: Path, name: str, rows: RowsT, ids: Tensor | None = None
         assert not wrong, f"part '{name}': {len(ids)} client ids, but fields of shape {wrong}"
         tensors[IDS] = ids
     path = building / f"{name}.safetensors"
+    if isinstance(path, Remote):
+        with storage_errors(path), replacing(path) as here, _safetensors_as_os_errors():
+            save_file(_separate(tensors), here)
+            return Part(file=path.name, bytes=here.stat().st_size, sha256=_sha256(here))
     with storage_errors(path), _safetensors_as_os_errors():
         save_file(_separate(tensors), path)
         sync(path)
     return Part(file=path.name, bytes=path.stat().st_size, sha256=_sha256(path))
 
 
-def write_clock(building: Path, state: Mapping[str, Tensor]) -> Part:
+def write_clock(building: Place, state: Mapping[str, Tensor]) -> Part:
     """Write what a virtual clock goes on from: tensors by name.
 
     Raises:
@@ -94,7 +108,7 @@ def write_clock(building: Path, state: Mapping[str, Tensor]) -> Part:
     return write_part(building, CLOCK, namedtuple("State", state)(**state))
 
 
-def commit(building: Path, manifest: Manifest, parts: Sequence[Part]) -> Path:
+def commit(building: Place, manifest: Manifest, parts: Sequence[Part]) -> Place:
     """Make the checkpoint valid, in one step, and return its folder.
 
     Raises:
@@ -103,13 +117,17 @@ def commit(building: Path, manifest: Manifest, parts: Sequence[Part]) -> Path:
     """
     for part in parts:
         path = building / part.file
-        if not path.is_file() or path.stat().st_size != part.bytes:
+        with storage_errors(path, "read"):
+            whole = path.is_file() and _size(path) == part.bytes
+        if not whole:
             raise CheckpointError(
                 f"{path}, {part.bytes} bytes as another process wrote it, is not here or has another size. "
                 "storage_path must be one folder that every node shares."
             )
     complete = manifest.model_copy(update={"parts": tuple(parts)})
     write_text(building / MANIFEST, complete.model_dump_json(indent=2) + "\n")
+    if isinstance(building, Remote):
+        return building
     folder = building.with_name(_name(manifest.round))
     with storage_errors(folder):
         if folder.exists():
@@ -119,35 +137,59 @@ def commit(building: Path, manifest: Manifest, parts: Sequence[Part]) -> Path:
     return folder
 
 
-def latest(checkpoints: Path) -> Path | None:
+def latest(checkpoints: Place) -> Place | None:
     """The newest committed checkpoint, or None."""
-    return max(_committed(checkpoints), default=None)
+    with storage_errors(checkpoints, "read"):
+        return max(_committed(checkpoints), key=str, default=None)
 
 
-def prune(checkpoints: Path, keep: int) -> None:
+def prune(checkpoints: Place, keep: int) -> None:
     """Remove all but the newest `keep` (at least 1) committed checkpoints."""
     assert keep >= 1, keep
     with storage_errors(checkpoints):
-        for folder in sorted(_committed(checkpoints))[:-keep]:
+        for folder in sorted(_committed(checkpoints), key=str)[:-keep]:
             _remove(folder)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Place) -> Manifest:
     """Read the manifest and check every part against it, byte for byte.
 
     Raises:
         CheckpointError: no manifest, one of another format, or a damaged part.
+        StorageError: other storage cannot be read.
     """
     manifest = _manifest(folder)
     for part in manifest.parts:
         path = folder / part.file
-        if not path.is_file():
-            raise _damaged(folder, f"{part.file} is missing")
-        if path.stat().st_size != part.bytes:
-            raise _damaged(folder, f"{part.file} has {path.stat().st_size} bytes instead of {part.bytes}")
-        if (found := _sha256(path)) != part.sha256:
-            raise _damaged(folder, f"{part.file} has SHA-256 {found} instead of {part.sha256}")
+        with storage_errors(path, "read"):
+            if not path.is_file():
+                raise _damaged(folder, f"{part.file} is missing")
+            if (size := _size(path)) != part.bytes:
+                raise _damaged(folder, f"{part.file} has {size} bytes instead of {part.bytes}")
+            if (found := _sha256(path)) != part.sha256:
+                raise _damaged(folder, f"{part.file} has SHA-256 {found} instead of {part.sha256}")
     return manifest
+
+
+@contextmanager
+def at_hand(folder: Place, *, of_clients: bool) -> Iterator[Path]:
+    """A committed checkpoint on this machine, as long as it is read: the parts of clients, or the others.
+
+    Raises:
+        StorageError: other storage cannot be read.
+    """
+    if not isinstance(folder, Remote):
+        yield folder
+        return
+    with TemporaryDirectory() as copied:
+        local = Path(copied)
+        for part in _manifest(folder).parts:
+            if (part.file not in OF_THE_HUB) == of_clients:
+                with storage_errors(folder / part.file, "read"):
+                    (folder / part.file).fetch(local / part.file)
+        with storage_errors(folder / MANIFEST, "read"):
+            (folder / MANIFEST).fetch(local / MANIFEST)
+        yield local
 
 
 def read_hub(folder: Path, like: type[RowsT]) -> RowsT:
@@ -189,8 +231,7 @@ def read_rows(folder: Path, ids: Tensor, like: type[RowsT]) -> RowsT:
     """
     result: dict[str, Tensor] = {}
     found = torch.zeros(len(ids), dtype=torch.bool)
-    others = {f"{HUB}.safetensors", f"{CLOCK}.safetensors"}
-    for file in (part.file for part in _manifest(folder).parts if part.file not in others):
+    for file in (part.file for part in _manifest(folder).parts if part.file not in OF_THE_HUB):
         with _opened(folder, file) as part:
             _check_fields(folder, set(part.keys()) - {IDS}, like)
             at_source, at_result = _matches(part.get_tensor(IDS), ids)
@@ -234,29 +275,39 @@ def _name(round: int) -> str:
     return f"round-{round:06d}"
 
 
-def _committed(checkpoints: Path) -> Iterator[Path]:
+def _committed(checkpoints: Place) -> Iterator[Place]:
     return (manifest.parent for manifest in checkpoints.glob(f"round-*/{MANIFEST}"))
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Place) -> None:
     """Remove a checkpoint; hidden first, because removing files takes time and may be interrupted."""
+    if isinstance(folder, Remote):
+        (folder / MANIFEST).unlink(missing_ok=True)
+        return folder.rmtree()
     hidden = folder.with_name(f".{folder.name}.removed")
     os.rename(folder, hidden)
     shutil.rmtree(hidden)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+def _size(path: Place) -> int:
+    return path.size() if isinstance(path, Remote) else path.stat().st_size
+
+
+def _sha256(path: Place) -> str:
+    with path.open() if isinstance(path, Remote) else path.open("rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _manifest(folder: Path) -> Manifest:
+def _manifest(folder: Place) -> Manifest:
     try:
         return Manifest.model_validate_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            with storage_errors(folder / MANIFEST, "read"):
+                raise
         raise CheckpointError(
             f"{folder} is not a checkpoint: its {MANIFEST} cannot be read ({error.strerror})."
         ) from error
@@ -290,7 +341,7 @@ def _check_fields(folder: Path, found: set[str], like: type[tuple[Tensor, ...]])
         )
 
 
-def _damaged(folder: Path, what: str) -> CheckpointError:
+def _damaged(folder: Place, what: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {folder} is damaged: {what}. "
         "Remove this folder, and the run resumes from the one before it."

@@ -7,14 +7,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from raypfl.errors import StorageError
+from raypfl.records.storage import Place, Remote
 
 
 @contextmanager
-def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Turn an operating system's refusal into a StorageError with the path and the reason."""
+def storage_errors(path: Place, action: str = "write") -> Iterator[None]:
+    """Turn what an operating system or remote storage refuses into a StorageError with path and reason."""
     try:
         yield
     except OSError as error:
@@ -25,14 +27,21 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Place) -> Iterator[Path]:
     """A temporary path to write; on success its content takes the place of `path` in one step.
 
-    The content is on disk before the name changes. Readers that have the old file open keep it.
+    The content is on disk before the name changes. Readers that have the old file open keep it. What belongs
+    on other storage is written on this machine and sent there when it is complete.
 
     Raises:
         StorageError: the file cannot be written; `path` is as it was.
     """
+    if isinstance(path, Remote):
+        with storage_errors(path), TemporaryDirectory() as folder:
+            here = Path(folder) / path.name
+            yield here
+            path.put(here)
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +63,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Place, text: str) -> None:
     """Write UTF-8 text atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Place, value: Mapping[str, Any]) -> None:
     """Write indented JSON atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")

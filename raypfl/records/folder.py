@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from raypfl.errors import StorageError
 from raypfl.records.files import storage_errors
+from raypfl.records.storage import Place, place
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """Paths inside a run's folder. A folder of several runs (methods, seeds) holds one such folder each."""
 
-    path: Path
+    path: Place
 
     @classmethod
-    def create(cls, storage_path: str | Path, name: str) -> RunFolder:
+    def create(cls, storage_path: str | Place, name: str) -> RunFolder:
         """Make the new folder `storage_path/name`, and parents that are missing.
 
         Raises:
             StorageError: the folder is there already, or the storage cannot be written.
         """
-        path = (Path(storage_path).expanduser() / name).absolute()
+        path = place(storage_path) / name
         with storage_errors(path, "create"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -35,14 +36,16 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
+    def open(cls, path: str | Place) -> RunFolder:
         """The folder of a run, or of several, that was started before.
 
         Raises:
             StorageError: there is no run at `path`.
         """
-        folder = cls(Path(path).expanduser().absolute())
-        if not folder.config.is_file() and folder.is_run:
+        folder = cls(place(path))
+        with storage_errors(folder.path, "read"):
+            there = folder.config.is_file() or not folder.is_run
+        if not there:
             raise StorageError(
                 f"{folder.path} is not a run: it has no {folder.config.name}. "
                 "Give the folder that the run printed, storage_path/name."
@@ -50,42 +53,42 @@ class RunFolder:
         return folder
 
     @property
-    def config(self) -> Path:
+    def config(self) -> Place:
         """The complete resolved configuration."""
         return self.path / "config.yaml"
 
     @property
-    def environment(self) -> Path:
+    def environment(self) -> Place:
         """Versions, machine and command line."""
         return self.path / "environment.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics(self) -> Place:
         """Folder of the Parquet tables."""
         return self.path / "metrics"
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> Place:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
-    def summary(self) -> Path:
+    def summary(self) -> Place:
         """The run's figures, to read."""
         return self.path / "summary.md"
 
     @property
-    def log(self) -> Path:
+    def log(self) -> Place:
         """The run's log."""
         return self.path / "run.log"
 
     @property
-    def partition(self) -> Path:
+    def partition(self) -> Place:
         """The clients' sample indices."""
         return self.path / "partition.npz"
 
     @property
-    def partition_table(self) -> Path:
+    def partition_table(self) -> Place:
         """The clients' class counts, to read."""
         return self.path / "partition.csv"
 
@@ -96,5 +99,6 @@ class RunFolder:
 
     def runs(self) -> tuple[RunFolder, ...]:
         """The runs inside, by name; a folder that holds no other run is its only run."""
-        inside = tuple(RunFolder(config.parent) for config in sorted(self.path.glob("*/config.yaml")))
+        found: Iterable[Place] = self.path.glob("*/config.yaml")
+        inside = tuple(RunFolder(config.parent) for config in sorted(found, key=str))
         return inside or (self,)

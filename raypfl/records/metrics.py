@@ -7,6 +7,7 @@
 | `traffic.parquet` | message of the simulated system |
 | `diagnostics.parquet` | number that a method gives of its server step, where they are asked for |
 | `clock.parquet` | iteration of a client and, as client -1, round of all, in virtual time |
+| `dropped.parquet` | client that was left out of a round, because it raised or hung |
 
 Round t is the state after t server updates. Point `post` of round t is after its local training; point
 `pre` of round t is the model as received after it, known only when round t + 1 begins. Every round has the
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from raypfl.errors import StorageError
 from raypfl.records.statistics import EMPTY, ClientStatistics, client_statistics
+from raypfl.records.storage import Place
 from raypfl.records.tables import TEXT, GrowingTable
 
 Columns = Mapping[str, npt.ArrayLike]
@@ -100,6 +101,7 @@ CLOCK_SCHEMA = pa.schema(
         ("staleness_max", pa.int32()),
     ]
 )
+DROPPED_SCHEMA = pa.schema([*RUN_FIELDS, ("client", pa.int32()), ("reason", TEXT)])
 GROUP = ("round", "point", "model", "split")
 
 MINIMUM_PAUSE_SECONDS = 2.0
@@ -127,12 +129,13 @@ class Metrics:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         *,
         method: str,
         seed: int,
         reported: tuple[str, str],
         clock: Callable[[], float] = time.monotonic,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin the tables in `folder`, or continue those that are there (then call `truncate`).
 
@@ -142,6 +145,7 @@ class Metrics:
             seed: seed of the run, the same in every row.
             reported: (model, point) whose accuracy the method's papers report; kept in the files' metadata.
             clock: seconds, for the pace of writing.
+            before_write: called before tables are written; nothing is if it raises.
 
         Raises:
             StorageError: tables cannot be written, or those found belong to something else.
@@ -157,9 +161,13 @@ class Metrics:
         self._traffic = table("traffic", TRAFFIC_SCHEMA)
         self._diagnostics = table("diagnostics", DIAGNOSTICS_SCHEMA)
         self._times = table("clock", CLOCK_SCHEMA)
+        self._dropped = table("dropped", DROPPED_SCHEMA)
         self._costs = {0: NO_COSTS}
-        self._clock = clock
+        self._clock, self._before_write = clock, before_write
         self._next_write = -np.inf
+        self._last = 0
+        self.written = 0
+        """The last round of which everything that is known is in the files."""
 
     def add_round(
         self,
@@ -173,6 +181,7 @@ class Metrics:
         server_seconds: float = 0.0,
         evaluation_seconds: float = 0.0,
         clock: Columns | None = None,
+        dropped: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Record a round that is complete, and write if it is time to.
 
@@ -188,6 +197,10 @@ class Metrics:
             evaluation_seconds: of these, in evaluation.
             clock: iterations that ended or began, in virtual time, if there is a clock: columns client,
                 iteration, start, end, outcome, heard, staleness, staleness_max.
+            dropped: clients that were left out of the round, each with the reason.
+
+        Raises:
+            StorageError: the tables cannot be written now; the round is recorded, and nothing is lost.
         """
         messages = _joined(traffic, TRAFFIC_SCHEMA, {**self._run, "round": round})
         messages = _sorted(messages, ("src", "dst", "kind"))
@@ -208,7 +221,10 @@ class Metrics:
         if clock is not None:
             times = _joined([clock], CLOCK_SCHEMA, {**self._run, "round": round})
             self._times.append(_sorted(times, ("start", "client")))
+        left_out: Columns = {"client": list(dropped), "reason": list(dropped.values()), "round": round}
+        self._dropped.append(_sorted(_joined([left_out], DROPPED_SCHEMA, self._run), ("client",)))
         self._add_clients(clients, training_of=round)
+        self._last = round
         self.flush()
 
     def add_evaluation(self, clients: Sequence[Columns]) -> None:
@@ -226,10 +242,15 @@ class Metrics:
         due = [table for table in self._tables() if table.has_pending]
         if not due or (begin < self._next_write and not force):
             return
-        for table in due:
-            table.write()
-        end = self._clock()
-        self._next_write = end + max(MINIMUM_PAUSE_SECONDS, PAUSE_PER_COST * (end - begin))
+        try:
+            self._before_write()
+            for table in due:
+                table.write()
+            self.written = self._last
+        finally:
+            # Also after a failure: the run has better things to do than to try after every round.
+            end = self._clock()
+            self._next_write = end + max(MINIMUM_PAUSE_SECONDS, PAUSE_PER_COST * (end - begin))
 
     def truncate(self, round: int, *, evaluated: bool = True) -> None:
         """Go back to the checkpoint of `round`, whose PRE rows are recorded again when the next one runs.
@@ -249,12 +270,18 @@ class Metrics:
             last &= pc.field("split") == "train"
         for table in (self._clients, self._rounds):
             table.write(keep=(pc.field("round") < round) | ((pc.field("round") == round) & last))
-        for table in (self._traffic, self._diagnostics, self._times):
+        for table in (self._traffic, self._diagnostics, self._times, self._dropped):
             table.write(keep=pc.field("round") <= round)
+        self._last = self.written = round
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something that the files do not have yet."""
+        return any(table.has_pending for table in self._tables())
 
     def _tables(self) -> tuple[GrowingTable, ...]:
         # Rounds come last: who reads a row there finds its clients and messages.
-        return self._traffic, self._diagnostics, self._times, self._clients, self._rounds
+        return self._traffic, self._diagnostics, self._times, self._dropped, self._clients, self._rounds
 
     def _add_clients(self, blocks: Sequence[Columns], *, training_of: int | None) -> None:
         rows = _sorted(_joined(blocks, CLIENT_SCHEMA, self._run), (*GROUP, "client"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.filesize import decimal
 
 from raypfl.records.files import write_text
 from raypfl.records.grid import Grid, markdown
+from raypfl.records.storage import Place
 from raypfl.records.summary import LAST_ROUNDS, Figures, Score, Summary
 
 ON_TEST = "best round, chosen on test, as the papers report"
@@ -22,7 +22,7 @@ RANKED_HEADER = (
 )
 
 
-def write_summary(path: Path, summary: Summary) -> None:
+def write_summary(path: Place, summary: Summary) -> None:
     """Write a run's `summary.md`.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from raypfl.errors import StorageError
 from raypfl.records.folder import RunFolder
 from raypfl.records.metrics import TRAINING
+from raypfl.records.storage import Place, parquet
 
 LAST_ROUNDS = 10
 
@@ -93,9 +93,9 @@ def summarise(folder: RunFolder) -> Summary:
     )
 
 
-def _read(path: Path) -> Any:
+def _read(path: Place) -> Any:
     try:
-        return pq.read_table(path)
+        return pq.read_table(**parquet(path))
     except (OSError, ValueError) as error:
         raise StorageError(
             f"cannot read {path}: {error}. If the run has just started, wait for its first round."

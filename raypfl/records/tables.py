@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from raypfl.errors import StorageError
 from raypfl.records.files import replacing
+from raypfl.records.storage import Place, parquet
 
 ROWS_PER_GROUP = 1 << 17
 
@@ -27,7 +27,7 @@ TEXT = pa.dictionary(pa.int32(), pa.string())
 class GrowingTable:
     """Rows of one schema in one file. A new object on an existing file continues it."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Place, schema: pa.Schema) -> None:
         """Open the file, or write an empty one, so that readers find it from the start.
 
         Raises:
@@ -68,7 +68,7 @@ class GrowingTable:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The file's rows, a bounded number at a time."""
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(**parquet(self.path)) as file:
             yield from file.iter_batches(ROWS_PER_GROUP)
 
     def _rewrite(self, rows: Iterable[pa.Table]) -> None:
@@ -81,7 +81,8 @@ class GrowingTable:
 
     def _check_schema(self) -> None:
         try:
-            found = pq.read_schema(self.path)
+            at = parquet(self.path)
+            found = pq.read_schema(at["source"], filesystem=at.get("filesystem"))
         except (OSError, pa.ArrowInvalid) as error:
             raise StorageError(
                 f"{self.path} cannot be read as Parquet: {error}. Restore it, or start a new run."

@@ -76,6 +76,7 @@ class Cohort:
         round: the round these clients train in; the keys of shuffles and noise depend on it.
         training: epochs, batch size and optimizer, unless a method asks for others.
         width: rows a forward pass; the cohort is worked off in chunks of that many.
+        on_chunk: told the clients of each chunk before they are worked on.
 
     Attributes:
         losses: mean training loss of each client over the samples of its last `fit`, `[K]`; None before.
@@ -91,8 +92,10 @@ class Cohort:
         seed: int,
         training: TrainingConfig,
         width: int = 1,
+        on_chunk: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.net, self.data, self.ids = net, data, ids
+        self.on_chunk = on_chunk
         self.round, self.seed, self.training, self.width = round, seed, training, width
         self.losses: Tensor | None = None
         # A list, since a cohort and those that are made from it go on from one velocity.
@@ -222,6 +225,8 @@ class Cohort:
         for chosen in self._cut(order, kind):
             chunk = self._chunk(chosen)
             at = torch.tensor(chosen, device=self.net.device)
+            if self.on_chunk is not None:
+                self.on_chunk(chunk.ids)
             try:
                 with chunk._noise(purpose):
                     parts.append(
@@ -231,7 +236,8 @@ class Cohort:
                 raise
             except Exception:
                 raise ClientError(
-                    f"client(s) {chunk.ids.tolist()}, round {self.round}:\n{traceback.format_exc()}"
+                    f"client(s) {chunk.ids.tolist()}, round {self.round}:\n{traceback.format_exc()}",
+                    chunk.ids.tolist(),
                 ) from None
         back = torch.tensor(order, device=self.net.device).argsort()
         return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))
@@ -394,6 +400,7 @@ class Cohort:
             seed=self.seed,
             training=self.training,
             width=width,
+            on_chunk=self.on_chunk,
         )
 
     def _noise(self, purpose: str) -> AbstractContextManager[None]:

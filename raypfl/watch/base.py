@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,8 @@ class RunSeen(NamedTuple):
 
     name: str
     """Its folder's, below the storage path: unique there, and the same when it is resumed."""
-    folder: Path
+    folder: str
+    """Where it is kept, as a path or an address such as s3://bucket/runs/run."""
     config: Mapping[str, Any]
     """Complete and resolved, in plain types."""
     done: int

@@ -30,8 +30,7 @@ class Mlflow(Watcher):
         experiment = (
             self._client.create_experiment(self._config.experiment) if found is None else found.experiment_id
         )
-        which = str(run.folder)
-        quoted = which.replace("'", "\\'")
+        quoted = run.folder.replace("'", "\\'")
         same = (
             self._client.search_runs([experiment], filter_string=f"tags.`{TAG}` = '{quoted}'")
             if run.done
@@ -41,7 +40,7 @@ class Mlflow(Watcher):
             self._id = same[0].info.run_id
             self._client.set_terminated(self._id, "RUNNING")
             return
-        self._id = self._client.create_run(experiment, run_name=run.name, tags={TAG: which}).info.run_id
+        self._id = self._client.create_run(experiment, run_name=run.name, tags={TAG: run.folder}).info.run_id
         for key, value in _leaves(run.config):
             self._client.log_param(self._id, key, str(value)[:LONGEST_VALUE])
 

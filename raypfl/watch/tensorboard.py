@@ -21,7 +21,7 @@ class Tensorboard(Watcher):
         from tensorboardX import SummaryWriter
 
         folder = self._config.folder
-        where = str(run.folder / "tensorboard") if folder is None else f"{folder}/{run.name}"
+        where = f"{run.folder}/tensorboard" if folder is None else f"{folder}/{run.name}"
         self._writer: Any = SummaryWriter(where, purge_step=run.done + 1 if run.done else None)
         self._writer.add_text(
             "config", f"```yaml\n{yaml.safe_dump(dict(run.config), sort_keys=False)}```", run.done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from raypfl.records.storage import is_remote
 from raypfl.watch.base import Figures, RunSeen, Watcher
 from raypfl.watch.config import WandbConfig
 
@@ -23,10 +24,11 @@ class Wandb(Watcher):
             project=self._config.project,
             entity=self._config.entity,
             mode=self._config.mode,
-            dir=str(run.folder),
+            # Its own files are of this machine; in the run's folder where that is, too.
+            dir=None if is_remote(run.folder) else run.folder,
             name=run.name,
             # The same for a run that is resumed, and for no other.
-            id=hashlib.sha256(str(run.folder).encode()).hexdigest()[:16],
+            id=hashlib.sha256(run.folder.encode()).hexdigest()[:16],
             resume="allow",
             config=dict(run.config),
             # Several runs may follow one another in this process.

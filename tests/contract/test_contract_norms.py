@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from harness import SIZES, WITH_OWN_NORMS, Net, Simulation, conv, mlp, toy, world
 from method_table import TABLE
 from torch import nn
 
 from raypfl.engine.messages import take
 from raypfl.errors import ConfigError, ShapeError
 from raypfl.methods import METHODS
+from raypfl.testing.harness import SIZES, WITH_OWN_NORMS, Net, Simulation, conv, mlp, toy, world
 from raypfl.training import Network
 
 N = len(SIZES)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import NETS, SIZES, Simulation, same, toy, trace, world
-from method_table import Row, nothing
 
 from raypfl.config import StrictModel
 from raypfl.engine.local import LocalEngine
 from raypfl.methods.apple import Config as APPLE
 from raypfl.methods.fedfomo import Config as FedFomo
+from raypfl.testing.harness import NETS, SIZES, Simulation, same, toy, trace, world
+from raypfl.testing.row import Row, nothing
 
 N = len(SIZES)
 OPTIONS: dict[str, StrictModel] = {

@@ -8,27 +8,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import stumbling
+from ray_nodes import NODE_CPUS, Nodes
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray with six CPUs, by name only; the folder in which its actors are asked to stumble."""
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Ray with a head of six CPUs, by name only; this process is connected to it."""
     import ray
 
-    folder = tmp_path_factory.mktemp("stumble")
-    with pytest.MonkeyPatch.context() as patch:
-        # Actors have the environment that Ray was started in.
-        patch.setenv("PYTHONPATH", str(Path(stumbling.__file__).parent))
-        patch.setenv(stumbling.VARIABLE, str(folder))
-        ray.init(
-            address="local", num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="error"
-        )
-    yield folder
+    started = Nodes(tmp_path_factory.mktemp("stumble"))
+    ray.init(address=started.address, log_to_driver=False, logging_level="error")
+    yield started
     ray.shutdown()
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Nodes) -> Path:
+    """A cluster is there; the folder in which its actors are asked to stumble."""
+    return nodes.folder
+
+
+@pytest.fixture
+def on_two_nodes(nodes: Nodes) -> Iterator[Crew]:
+    """A host on each of two nodes that they have for themselves, and a hub on any."""
+    from raypfl.engine.placement import Placement
+    from raypfl.engine.ray import Crew
+
+    try:
+        nodes.beside_the_head(2)
+    except Exception as error:
+        pytest.skip(f"needs several Ray nodes on this machine, which do not start: {error}")
+    with closing(Crew(Placement(2, host_cpus=NODE_CPUS, host_gpus=0, server_cpus=0, server_gpus=0))) as crew:
+        crew.complete()
+        pids = crew.processes()
+        assert nodes.of(pids["host-0"]) is not nodes.of(pids["host-1"])
+        yield crew
 
 
 @pytest.fixture(scope="session")

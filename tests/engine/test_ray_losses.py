@@ -1,79 +1,195 @@
-"""Actors that are killed in the middle of a round leave no trace in the results."""
+"""Actors and nodes that are killed in the middle of a round leave no trace in the results."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 import stumbling
-from small_runs import STEPS_A_ROUND, STOPPING, assert_same_run, begun, drive, small_world, wait_until_ended
+from failures import Notes, break_down, repair
+from ray.exceptions import ObjectStoreFullError
+from ray_nodes import NODE_CPUS, STORE_BYTES, Nodes
+from saboteur import Moment, Saboteur, kill_host, kill_hub
+from small_runs import (
+    IN_ROUND_4,
+    STEPS_A_ROUND,
+    STOPPING,
+    assert_same_run,
+    begun,
+    drive,
+    last_state,
+    small_world,
+    wait_until_ended,
+)
 
 import raypfl
-from raypfl.console import Console
+from raypfl.engine import ray as ray_engine
 from raypfl.engine.contract import HostsLost
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.ray import Crew, RayEngine, share
+from raypfl.records import storage
+from raypfl.result import Result
 
 pytestmark = pytest.mark.slow
 
-
-class Saboteur(Console):
-    """After a round, makes a client block in the next one and meanwhile kills an actor; keeps the notes.
-
-    Args:
-        victims: by round, `host` (the one with the blocked client, once the other has finished) or `hub`.
-    """
-
-    def __init__(self, crew: Crew, folder: Path, victims: dict[int, str]) -> None:
-        self.crew, self.folder, self.victims = crew, folder, dict(victims)
-        self.notes: list[str] = []
-        self.threads: list[threading.Thread] = []
-
-    def round(self, round: int, *, seconds: float, clients: int, accuracy: float | None) -> None:
-        victim = self.victims.pop(round + 1, None)
-        if victim is not None:
-            strike: Callable[[dict[str, int]], None] = self.kill_host if victim == "host" else self.kill_hub
-            stumbling.ask(self.folder, "block")
-            self.threads.append(threading.Thread(target=strike, args=(self.crew.processes(),)))
-            self.threads[-1].start()
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def kill_host(self, pids: dict[str, int]) -> None:
-        claim = stumbling.claimed(self.folder)
-        blocked = [pids["host-0"], pids["host-1"]].index(stumbling.pid_of(claim))
-        # Calls of an actor are worked off in turn: this one answers when the survivor's round is done.
-        ray.get(self.crew.hosts[1 - blocked].ready.remote())
-        os.kill(stumbling.pid_of(claim), signal.SIGKILL)
-        claim.unlink()
-
-    def kill_hub(self, pids: dict[str, int]) -> None:
-        claim = stumbling.claimed(self.folder)
-        os.kill(pids["hub"], signal.SIGKILL)
-        claim.unlink()
+Note = Callable[[str, object], None]
+"""Pytest's `record_property`: what is said so appears in a JUnit report."""
 
 
-def test_a_killed_host_and_a_killed_hub_leave_no_trace(crew: Crew, cluster: Path, tmp_path: Path) -> None:
+def test_a_killed_host_and_a_killed_hub_leave_no_trace(
+    on_two_nodes: Crew, cluster: Path, tmp_path: Path, record_property: Note
+) -> None:
     world, pool = small_world()
     undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed")
-    saboteur = Saboteur(crew, cluster, {4: "host", 6: "hub"})
-    before = crew.processes()
-    disturbed = drive(world, RayEngine(world, share(pool), crew), tmp_path / "disturbed", saboteur)
-    for thread in saboteur.threads:
-        thread.join()
-    after = crew.processes()
+    saboteur = Saboteur(on_two_nodes, cluster, {4: kill_host, 6: kill_hub})
+    before = on_two_nodes.processes()
+    engine = RayEngine(world, share(pool), on_two_nodes)
+    disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
+    saboteur.join()
+    after = on_two_nodes.processes()
     first, second = saboteur.notes
     assert first.startswith("An actor was lost in round 4; replaced, and back to round 2.")
     assert second.startswith("An actor was lost in round 6; replaced, and back to round 4.")
     assert before["hub"] != after["hub"]
     assert len({before["host-0"], before["host-1"]} & {after["host-0"], after["host-1"]}) == 1
     assert_same_run(disturbed, undisturbed)
+    record_property("seconds: host, hub", saboteur.recovered)
+
+
+def test_killed_nodes_leave_no_trace(
+    on_two_nodes: Crew, nodes: Nodes, tmp_path: Path, record_property: Note
+) -> None:
+    """The first is replaced on a third; of the second the clients move to the host that is left."""
+    nodes.add(num_cpus=NODE_CPUS)
+    world, pool = small_world()
+    undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed")
+
+    def pull_the_plug(moment: Moment) -> None:
+        moment.survivors_are_done()
+        nodes.kill(nodes.of(stumbling.pid_of(moment.claim)))
+
+    saboteur = Saboteur(on_two_nodes, nodes.folder, {4: pull_the_plug, 6: pull_the_plug})
+    engine = RayEngine(world, share(pool), on_two_nodes)
+    disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
+    saboteur.join()
+    assert [note.partition(";")[0] for note in saboteur.notes] == [
+        "An actor was lost in round 4",
+        "An actor was lost in round 6",
+    ]
+    assert len(on_two_nodes.hosts) == 1
+    assert_same_run(disturbed, undisturbed)
+    record_property("seconds: node replaced, node gone", saboteur.recovered)
+
+
+@pytest.mark.parametrize("policy", ["restart", "drop_clients"])
+def test_a_client_that_hangs(
+    policy: str, on_two_nodes: Crew, cluster: Path, tmp_path: Path, record_property: Note
+) -> None:
+    world, pool = small_world(f"faults.policy={policy}", "engine.name=ray", "faults.deadline=6")
+    saboteur = Saboteur(on_two_nodes, cluster, {4: until_it_is_ended})
+    engine = RayEngine(world, share(pool), on_two_nodes)
+    disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
+    saboteur.join()
+    dropped = Result(disturbed).dropped()
+    assert list(dropped["reason"]) == ([] if policy == "restart" else ["hung"])
+    (note,) = saboteur.notes
+    assert "took too long in round 4" in note and "back to round 2" in note
+    away = {4: dict(zip(dropped["client"], dropped["reason"], strict=True))}
+    undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed", away=away)
+    assert_same_run(disturbed, undisturbed)
+    record_property("seconds", saboteur.recovered)
+
+
+def until_it_is_ended(moment: Moment) -> None:
+    wait_until_ended(stumbling.pid_of(moment.claim))
+
+
+def test_a_client_that_raises_is_left_out(
+    on_two_nodes: Crew, cluster: Path, tmp_path: Path, record_property: Note
+) -> None:
+    world, pool = small_world("faults.policy=drop_clients")
+    saboteur = Saboteur(on_two_nodes, cluster, {4: None})
+    engine = RayEngine(world, share(pool), on_two_nodes)
+    disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
+    saboteur.join()
+    (note,) = saboteur.notes
+    assert (
+        "raised (RuntimeError: the model stumbled) in round 4; left out of it, and back to round 2." in note
+    )
+    dropped = Result(disturbed).dropped()
+    assert list(dropped["round"]) == [4] and list(dropped["reason"]) == ["raised"]
+    away = {4: dict(zip(dropped["client"], dropped["reason"], strict=True))}
+    undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed", away=away)
+    assert_same_run(disturbed, undisturbed)
+    record_property("seconds", saboteur.recovered)
+
+
+def test_a_killed_driver_is_resumed_by_another_job(
+    nodes: Nodes, tmp_path: Path, record_property: Note
+) -> None:
+    nodes.beside_the_head(2)
+    options = ["engine.name=ray", "engine.num_actors=2", f"resources.num_cpus_per_actor={NODE_CPUS}"]
+    there = f"engine.address={nodes.address}"
+    with begun(tmp_path, *options, there, after=IN_ROUND_4, folder=nodes.folder) as (process, path, claim):
+        begin = time.monotonic()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        # Ray ends the actors of a driver that is gone.
+        wait_until_ended(stumbling.pid_of(claim))
+        claim.unlink()
+    assert last_state(path, "fedamp")[0] == 2
+    raypfl.resume(path, ["engine.address=null"])
+    record_property("seconds, all rounds that were left", time.monotonic() - begin)
+    world, pool = small_world()
+    assert_same_run(path, drive(world, LocalEngine(world, pool), tmp_path / "undisturbed"))
+
+
+def test_messages_that_do_not_fit_the_object_store_spill(
+    on_two_nodes: Crew, tmp_path: Path, record_property: Note
+) -> None:
+    """A model is 1.05 million numbers, 4.2 MB; a round moves four down and four up, and 20 MB are free."""
+    from ray._private.internal_api import memory_summary
+
+    model = "model={name: mlp, hidden: [14000]}"
+    world, pool = small_world(model, "rounds=2", "checkpoint.every=0")
+    taken = ray.put(np.zeros(STORE_BYTES * 3 // 4, np.uint8))
+    begin = time.monotonic()
+    there = drive(world, RayEngine(world, share(pool), on_two_nodes), tmp_path / "ray")
+    record_property("seconds", time.monotonic() - begin)
+    summary = memory_summary(stats_only=True)
+    assert "Spilled" in summary or "fallback" in summary.lower(), summary
+    del taken
+    assert_same_run(there, drive(world, LocalEngine(world, pool), tmp_path / "local"))
+
+
+def test_a_store_that_cannot_spill_is_a_loss_that_says_so(cluster: Path) -> None:
+    @ray.remote(max_retries=0)
+    def full() -> None:
+        raise ObjectStoreFullError("no room for 80 MB.")
+
+    with pytest.raises(HostsLost, match=r"object store is full: .*no room for 80 MB.* --object-store-memory"):
+        ray_engine._results([full.remote()])
+
+
+def test_storage_that_fails_for_a_while_at_hosts_and_driver(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On storage without renaming hosts send their parts; the checkpoint of round 4 fails at all of them."""
+    monkeypatch.setattr(storage, "PAUSES_SECONDS", ())
+    world, pool = small_world("evaluation.every=1")
+    run = tmp_path / "bucket" / "run"
+    after = {3: lambda: break_down(run), 5: lambda: repair(run)}
+    notes = Notes(after)
+    there = storage.Remote(f"local://{run}")
+    drive(world, RayEngine(world, share(pool), crew), there, notes)
+    assert [note.partition(" ")[0] for note in notes.texts] == ["cannot", "Storage"]
+    assert_same_run(there, drive(world, LocalEngine(world, pool), tmp_path / "undisturbed"))
 
 
 def test_an_actor_that_dies_between_rounds_is_noticed_by_the_next(crew: Crew) -> None:

@@ -21,9 +21,7 @@ from raypfl.watch.tensorboard import Tensorboard
 from raypfl.watch.wandb import Wandb
 
 POST = "accuracy/test/personalised/post"
-RUN = RunSeen(
-    "a/run", Path("/runs/a/run"), {"method": {"name": "local"}, "rounds": 2}, 0, ("personalised", "post")
-)
+RUN = RunSeen("a/run", "/runs/a/run", {"method": {"name": "local"}, "rounds": 2}, 0, ("personalised", "post"))
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch, **content: Any) -> None:
@@ -152,7 +150,7 @@ def test_wandb_has_the_rounds_as_axis_and_one_identity_a_run(monkeypatch: pytest
         return run
 
     module("wandb", monkeypatch, init=init)
-    for seen in (RUN, RUN._replace(done=1), RUN._replace(folder=Path("/runs/b"))):
+    for seen in (RUN, RUN._replace(done=1), RUN._replace(folder="s3://bucket/b")):
         watcher = Wandb(WandbConfig(name="wandb", mode="offline"))
         watcher.begin(seen)
     watcher.figures(2, {POST: 0.5})
@@ -160,6 +158,7 @@ def test_wandb_has_the_rounds_as_axis_and_one_identity_a_run(monkeypatch: pytest
     assert calls[-3:] == [("axis", "*", "round"), ("log", {POST: 0.5, "round": 2}), ("finish", 0)]
     first, again, other = (options["id"] for options in begun)
     assert first == again != other
+    assert [options["dir"] for options in begun] == ["/runs/a/run", "/runs/a/run", None]
     assert begun[0]["mode"] == "offline" and begun[0]["config"] == RUN.config
 
 

@@ -18,7 +18,7 @@ from raypfl.errors import ConfigError
 from raypfl.records.metrics import Metrics
 from raypfl.watch import RunSeen, Watcher, Watchers
 
-SEEN = RunSeen("a/run", Path("/runs/a/run"), {"method": {"name": "fedavg"}, "seed": 0}, 0, ("global", "pre"))
+SEEN = RunSeen("a/run", "/runs/a/run", {"method": {"name": "fedavg"}, "seed": 0}, 0, ("global", "pre"))
 
 
 class Notebook(Watcher):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from method_table import Row
 from torch import Tensor, nn
 
 from raypfl.data import ClientIndices, Federation, Pool
@@ -21,6 +20,7 @@ from raypfl.methods import Clients, Method, Plan
 from raypfl.models import BatchNorm2d
 from raypfl.rng import key, numpy_generator
 from raypfl.settings import RunConfig
+from raypfl.testing.row import Row
 from raypfl.training import (
     SGD,
     ClientData,
@@ -70,7 +70,7 @@ class Net(NamedTuple):
     """A network of the tests: how it is made, and where running statistics live."""
 
     build: Callable[[], nn.Module]
-    buffers: str = "average"
+    buffers: Literal["average", "local", "fedbn"] = "average"
 
     def float64(self) -> Network:
         return Network(self.build, "head", buffers=self.buffers, input_shape=SHAPE, dtype=torch.float64)
@@ -135,7 +135,7 @@ class Simulation:
         *,
         together: bool = True,
     ) -> None:
-        self.method: Method[Any, Any, Any, Any, Any] = row.method()
+        self.method: Any = row.method()
         self.net, self.data, self.training, self.together = net, federation.data(), training(row), together
         own = [Network(PERSONAL[name], "head", dtype=net.dtype) for name in row.personal]
         net.personal = tuple(own) or (net,)
@@ -164,9 +164,9 @@ class Simulation:
         chosen = self.clients.ids if ids is None else torch.tensor(ids)
         plan = method.plan(net, self.hub, self.clients, self.rounds, lambda round: chosen)
         if order is not None:
-            ids, sizes, peers = plan.ids[list(order)], plan.sizes[list(order)], plan.peers
+            shuffled, sizes, peers = plan.ids[list(order)], plan.sizes[list(order)], plan.peers
             peers = None if peers is None else peers[list(order)]
-            plan = plan._replace(ids=ids, sizes=sizes, peers=peers)
+            plan = plan._replace(ids=shuffled, sizes=sizes, peers=peers)
         down = method.download(net, self.hub, plan)
         ups = []
         groups = torch.arange(len(plan.ids)).split(len(plan.ids) if self.together else 1)
@@ -195,7 +195,8 @@ class Simulation:
         """The rows that clients would use now if they were absent from the next round: `[N, width]`."""
         shared = self.shared_download()
         state = self.state if ids is None else take(self.state, ids)
-        return self.method.absent(self.net, state, shared)
+        rows: Tensor = self.method.absent(self.net, state, shared)
+        return rows
 
     def shared_download(self) -> Any:
         """What everybody could fetch now."""
@@ -207,7 +208,8 @@ class Simulation:
         """Mean training loss of the clients' models."""
 
         def measure(m: Any, batch: Any) -> Tensor:
-            return batch.sum(cross_entropy_per_sample(m(batch.x), batch.y))
+            total: Tensor = batch.sum(cross_entropy_per_sample(m(batch.x), batch.y))
+            return total
 
         def bind(ids: Tensor, rows: Tensor) -> Any:
             return self.method.answer(self.net, "personalised", ids, rows)
@@ -218,7 +220,8 @@ class Simulation:
 
     def inputs(self) -> Tensor:
         """Two samples for each client, `[N, 2, ...]`."""
-        return self.data.pool.x[: 2 * len(self.clients.ids)].unflatten(0, (-1, 2))
+        samples: Tensor = self.data.pool.x[: 2 * len(self.clients.ids)].unflatten(0, (-1, 2))
+        return samples
 
     def cohort(self, ids: Tensor) -> Cohort:
         """Some clients with their data, in the round that was last."""
