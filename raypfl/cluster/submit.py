@@ -16,6 +16,7 @@ from typing import Any
 from raypfl.cluster.messages import ended
 from raypfl.configuration import load
 from raypfl.errors import ConfigError, PlacementError
+from raypfl.models.imported import ALLOW_IMPORTS
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where the dashboard is on a head node, and where `ray dashboard` and `kubectl port-forward` put it."""
@@ -23,7 +24,6 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 EXCLUDED = ["/.git/", "/.venv/", "/runs/", "__pycache__/", "*.egg-info/", ".pytest_cache/", ".mypy_cache/"]
 """What does not travel, beside what .gitignore names."""
 
-ALLOW_IMPORTS = "RAYPFL_ALLOW_IMPORTS"
 INTERRUPTED = 130
 POLL_SECONDS = 1.0
 

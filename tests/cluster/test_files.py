@@ -92,7 +92,7 @@ def test_the_job_of_the_manifest_is_a_run_that_is_accepted(repository: Path) -> 
     program, command, config, *overrides = shlex.split(manifest("rayjob")["spec"]["entrypoint"])
     assert (program, command) == ("raypfl", "run")
     settings = load(repository / config, overrides)
-    assert settings.engine.name == "ray" and settings.storage_path == Path("/shared/runs")
+    assert settings.engine.name == "ray" and settings.storage_path == "/shared/runs"
 
 
 def test_image_and_manifests_have_one_ray(repository: Path) -> None:

@@ -68,6 +68,7 @@ def test_the_exit_status_is_the_jobs(
 ) -> None:
     cluster = Cluster(status, code)
     monkeypatch.setattr(submit, "connect", lambda address: cluster)
+    monkeypatch.setenv("RAYPFL_ALLOW_IMPORTS", "mine")
     monkeypatch.setattr(submit, "POLL_SECONDS", 0)
     arguments = ["--working-dir", str(repository), "--env", "A=b=c", "--pip", "pkg", str(quickstart), STORED]
     assert submit.main(arguments) == expected
@@ -75,7 +76,7 @@ def test_the_exit_status_is_the_jobs(
         "python -m raypfl run configs/quickstart.yaml storage_path=/shared/runs engine.name=ray"
     )
     assert cluster.sent["runtime_env"]["working_dir"] == str(repository)
-    assert cluster.sent["runtime_env"]["env_vars"] == {"A": "b=c"}
+    assert cluster.sent["runtime_env"]["env_vars"] == {"A": "b=c", "RAYPFL_ALLOW_IMPORTS": "mine"}
     assert cluster.sent["runtime_env"]["pip"] == ["pkg"]
     told = capsys.readouterr()
     assert told.out.endswith("round 1\nround 2\n")
