@@ -17,6 +17,7 @@ from raypfl.cluster.messages import ended
 from raypfl.configuration import load
 from raypfl.errors import ConfigError, PlacementError
 from raypfl.models.imported import ALLOW_IMPORTS
+from raypfl.records.storage import is_remote
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 """Where the dashboard is on a head node, and where `ray dashboard` and `kubectl port-forward` put it."""
@@ -32,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check a configuration here, send it, show the job's output, and return its exit status."""
     given = _parser().parse_args(arguments)
     working_dir = given.working_dir.expanduser().resolve()
-    command = entrypoint(given.config, given.overrides, working_dir)
+    if given.resume:
+        command = resuming(given.config, given.overrides)
+    else:
+        command = entrypoint(Path(given.config), given.overrides, working_dir)
     address = given.address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
     runtime_env = {
         "working_dir": str(working_dir),
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             entrypoint=command,
             runtime_env=runtime_env,
             submission_id=given.job,
-            metadata={"config": str(given.config)},
+            metadata={"config": given.config},
         )
     except (RuntimeError, ValueError) as error:
         raise PlacementError(f"{address} does not take the job: {_first_line(error)}") from None
@@ -79,8 +83,8 @@ def entrypoint(config: Path, overrides: Sequence[str], working_dir: Path) -> str
     settings = load(config, changes)
     if settings.engine.name != "ray":
         raise ConfigError("engine.name = local: would use one process of the cluster. Leave it out, or ray.")
-    path = str(settings.storage_path)
-    if "://" not in path and not Path(path).expanduser().is_absolute():
+    path = settings.storage_path
+    if not is_remote(path) and not Path(path).expanduser().is_absolute():
         raise ConfigError(
             f"storage_path = {path} is relative to the job's folder, which is deleted when the job ends. "
             "Give a folder that every node sees, such as storage_path=/shared/runs."
@@ -92,6 +96,19 @@ def entrypoint(config: Path, overrides: Sequence[str], working_dir: Path) -> str
         )
     # In the cluster's own Python: the sources in the working directory, if it has some, come first there.
     return shlex.join(["python", "-m", "raypfl", "run", str(inside.relative_to(working_dir)), *changes])
+
+
+def resuming(run: str, overrides: Sequence[str]) -> str:
+    """The command of a job that goes on with a run; its folder is the cluster's, and is looked at there.
+
+    Raises:
+        ConfigError: it would be looked for in the job's own folder.
+    """
+    if not is_remote(run) and not Path(run).is_absolute():
+        raise ConfigError(
+            f"{run} is relative to the job's folder. Give the run's whole path, as it printed it."
+        )
+    return shlex.join(["python", "-m", "raypfl", "resume", run, *overrides])
 
 
 def connect(address: str) -> Any:
@@ -154,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="cluster/submit",
         description="Run a configuration as a job of a Ray cluster; exits as the job does.",
     )
-    parser.add_argument("config", type=Path, help="a YAML file inside the working directory")
+    parser.add_argument("config", help="a YAML file inside the working directory")
     parser.add_argument("overrides", nargs="*", help="changes as key=value; storage_path must be absolute")
     parser.add_argument("--address", help=f"else RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS}")
     parser.add_argument("--working-dir", type=Path, default=Path(), help="what travels; default: this one")
@@ -162,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exclude", **several, help="a pattern of what does not travel")
     parser.add_argument("--env", **several, metavar="KEY=VALUE", help="a variable of the job's processes")
     parser.add_argument("--pip", **several, help="a package to install for the job")
+    parser.add_argument("--resume", action="store_true", help="go on with a run: CONFIG is its folder there")
     parser.add_argument("--job", help="the job's name; Ray makes one up by default")
     parser.add_argument("--no-wait", action="store_true", help="return when it is submitted")
     return parser

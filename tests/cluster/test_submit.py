@@ -111,6 +111,14 @@ def test_a_configuration_that_would_not_travel_is_refused(quickstart: Path, tmp_
         submit.entrypoint(quickstart, [STORED], tmp_path)
 
 
+def test_a_run_goes_on_as_another_job() -> None:
+    told = submit.resuming("/shared/runs/a run", ["rounds=9"])
+    assert told == "python -m raypfl resume '/shared/runs/a run' rounds=9"
+    with pytest.raises(ConfigError, match="runs/a is relative to the job's folder"):
+        submit.resuming("runs/a", [])
+    assert submit.resuming("s3://bucket/runs/a", []).endswith(" s3://bucket/runs/a")
+
+
 def test_nobody_there() -> None:
     with pytest.raises(PlacementError, match=r"no Ray dashboard answers at http://127\.0\.0\.1:1 "):
         submit.connect("http://127.0.0.1:1")
