@@ -203,11 +203,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_is_allowed_is_imported_and_nothing_that_it_hands_on(
     package: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = tmp_path / "mark"
-    hostile_model(run, mark, f"{package}.nets:rmtree")
-    with pytest.raises(ConfigError, match=f"is code of module 'shutil', and allowed is only {package}"):
-        load(run / "config.yaml", allow_imports=[package])
-    assert mark.is_dir()
     config = {**CONFIG, "rounds": 1, "name": "mine", "storage_path": str(tmp_path)}
     config["model"] = {"name": f"{package}.nets:Net", "head": "fc"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
@@ -215,6 +210,11 @@ def test_what_is_allowed_is_imported_and_nothing_that_it_hands_on(
     refused = CliRunner().invoke(app, ["run", file])
     assert refused.exit_code == 2 and f"--allow-imports {package}" in refused.stderr
     assert f"{package}.nets" not in sys.modules, "not even imported"
+    mark = tmp_path / "mark"
+    hostile_model(run, mark, f"{package}.nets:rmtree")
+    with pytest.raises(ConfigError, match=f"is code of module 'shutil', and allowed is only {package}"):
+        load(run / "config.yaml", allow_imports=[package])
+    assert mark.is_dir()
     assert CliRunner().invoke(app, ["run", file, "--allow-imports", package]).exit_code == 0
     again = ["resume", str(tmp_path / "mine"), "rounds=2"]
     assert CliRunner().invoke(app, again).exit_code == 2
