@@ -181,10 +181,14 @@ from shutil import rmtree
 from torch import nn
 
 
-class Net(nn.Sequential):
+class Net(nn.Module):
     def __init__(self, num_classes, input_shape):
-        super().__init__(nn.Flatten())
-        self.fc = nn.Linear(64, num_classes)
+        super().__init__()
+        self.body = nn.Linear(64, 4)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x.flatten(1)).relu())
 """
 
 
@@ -215,7 +219,8 @@ def test_what_is_allowed_is_imported_and_nothing_that_it_hands_on(
     with pytest.raises(ConfigError, match=f"is code of module 'shutil', and allowed is only {package}"):
         load(run / "config.yaml", allow_imports=[package])
     assert mark.is_dir()
-    assert CliRunner().invoke(app, ["run", file, "--allow-imports", package]).exit_code == 0
+    allowed = CliRunner().invoke(app, ["run", file, "--allow-imports", package])
+    assert allowed.exit_code == 0, allowed.output
     again = ["resume", str(tmp_path / "mine"), "rounds=2"]
     assert CliRunner().invoke(app, again).exit_code == 2
     monkeypatch.setenv("RAYPFL_ALLOW_IMPORTS", f"another,{package}.nets")
