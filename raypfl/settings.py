@@ -293,7 +293,8 @@ class Settings(StrictModel):
         if self.server.sharding > 1 and self.resources.server != "any":
             raise ConfigError(
                 f"resources.server = {self.resources.server} places one server, and server.sharding = "
-                f"{self.server.sharding} makes several, on as many nodes as there are. Leave resources.server out."
+                f"{self.server.sharding} makes several, on as many nodes as there are. Leave resources.server "
+                "out."
             )
         return self
 

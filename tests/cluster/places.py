@@ -39,7 +39,7 @@ class Actor:
 def start(placement: Placement, seats: Seats) -> list[Any]:
     host = {"num_cpus": placement.host_cpus, "num_gpus": placement.host_gpus}
     hosts = [Actor.options(**host, **seats.host(number)).remote() for number in range(placement.num_hosts)]
-    return [Actor.options(num_cpus=placement.server_cpus, **seats.server()).remote(), *hosts]
+    return [Actor.options(num_cpus=placement.server_cpus, **seats.server(0)).remote(), *hosts]
 
 
 def places(placement: Placement, nodes: list[str]) -> list[Any]:
