@@ -149,7 +149,7 @@ class ResourcesConfig(StrictModel):
     num_gpus_server: float = Field(0.0, ge=0)
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
     hosts: Literal["any", "pack", "spread"] = Field(
-        "any", description="on few nodes, or on as many as there are; any: as Ray finds room"
+        "any", description="on few nodes, or on as many as have room; any: as Ray finds room"
     )
     server: Literal["any", "beside", "apart"] = Field(
         "any", description="on a node with client hosts, or on one without any"
@@ -293,7 +293,7 @@ class Settings(StrictModel):
         if self.server.sharding > 1 and self.resources.server != "any":
             raise ConfigError(
                 f"resources.server = {self.resources.server} places one server, and server.sharding = "
-                f"{self.server.sharding} makes several, on as many nodes as there are. Leave resources.server out."
+                f"{self.server.sharding} makes several. Leave resources.server out."
             )
         return self
 

@@ -137,10 +137,15 @@ def _opened(
 
 def _round_seconds(world: World, participants: int, trial: _Trial) -> float:
     """Seconds of training a round, one client after another."""
+    return trial.seconds * participants * _trials(world, trial.samples)
+
+
+def _trials(world: World, samples: int) -> float:
+    """A mean client's work in a round, as a multiple of an epoch of a client with so many samples."""
     method, training = world.method(), world.config.training
     mean = int(world.label_counts.sum(1).mean())
-    once = method.passes(_one_epoch(training), trial.samples) * trial.samples
-    return trial.seconds * participants * method.passes(training, mean) * mean / once
+    once = method.passes(_one_epoch(training), samples) * samples
+    return method.passes(training, mean) * mean / once
 
 
 def _one_epoch(training: TrainingConfig) -> TrainingConfig:

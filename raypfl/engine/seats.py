@@ -52,6 +52,7 @@ class Seats:
         servers = ask.num_servers
         labels: list[dict[str, str]] = [{} for _ in range(servers + ask.num_hosts)]
         if ask.server != "any":
+            assert servers == 1, "the configuration refuses several servers with a place of their own"
             node = node_of_server(ask, nodes_alive())
             if node is None:
                 raise PlacementError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,15 @@ class Actor:
 def start(placement: Placement, seats: Seats) -> list[Any]:
     host = {"num_cpus": placement.host_cpus, "num_gpus": placement.host_gpus}
     hosts = [Actor.options(**host, **seats.host(number)).remote() for number in range(placement.num_hosts)]
-    return [Actor.options(num_cpus=placement.server_cpus, **seats.server()).remote(), *hosts]
+    return [Actor.options(num_cpus=placement.server_cpus, **seats.server(0)).remote(), *hosts]
+
+
+def wait_until_free(cpus: int, seconds: float = 60.0) -> None:
+    """Until Ray has taken back what was given back: hosts are spread over what is free."""
+    end = time.monotonic() + seconds
+    while ray.available_resources().get("CPU", 0) < cpus:
+        assert time.monotonic() < end, ray.available_resources()
+        time.sleep(0.1)
 
 
 def places(placement: Placement, nodes: list[str]) -> list[Any]:
@@ -51,6 +60,7 @@ def places(placement: Placement, nodes: list[str]) -> list[Any]:
     for actor in actors:
         ray.kill(actor)
     seats.give_back()
+    wait_until_free(len(nodes))
     return [[nodes.index(node) for node, _ in found], [gpus for _, gpus in found]]
 
 

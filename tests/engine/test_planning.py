@@ -144,7 +144,8 @@ def test_everybody_downloads_where_everybody_trains():
 def test_time_is_that_of_the_steps_asked_for():
     """Four steps of ten samples are two passes over twenty."""
     world, _ = small_world("training.steps=4", method="fedavg")
-    trial = planning._Trial(up_bytes=0, seconds=1.5, samples=20)
-    assert planning._round_seconds(world, 4, trial) == pytest.approx(4 * 2 * 1.5)
+    assert planning._trials(world, 20) == 2.0
     world, _ = small_world("training.epochs=3", method="fedavg")
-    assert planning._round_seconds(world, 4, trial) == pytest.approx(4 * 3 * 1.5)
+    assert planning._trials(world, 20) == 3.0
+    # A client with half as many samples has done half of it.
+    assert planning._trials(world, 10) == 6.0

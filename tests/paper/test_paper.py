@@ -213,7 +213,9 @@ def test_a_finished_run_of_other_defaults_is_refused(define, tmp_path: Path) -> 
 
 def test_seeds_are_averaged(define, tmp_path: Path) -> None:
     page = reproduce("toy", only=["FedAMP/FMNIST"], out=tmp_path)
-    (line, _) = page.lines
+    (line,) = page.lines
+    # The page has all cells, whichever were asked for.
+    assert len(page.csv.read_text().splitlines()) == 1 + 6 + 1
     values = [
         100
         * frame.query("model == 'personalised' and point == 'post' and split == 'test'").accuracy_mean.max()
