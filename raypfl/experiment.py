@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from raypfl.records.storage import Place, place
 from raypfl.records.summary import summarise
 from raypfl.result import Result
 from raypfl.settings import ExperimentConfig, RunConfig
+from raypfl.watch import RunSeen, Watcher, Watchers, check_installed, watchers_of
 
 if TYPE_CHECKING:
     from raypfl.engine.ray import Crew
@@ -75,6 +76,7 @@ def run(
         RaypflError: with what is wrong, where, and what to do; nothing is overwritten or lost.
     """
     settings = load(config, overrides, allow_imports=allow_imports)
+    check_installed(settings.watch)
     runs = expand(settings)
     with Workshop(console or console_of_caller()) as workshop:
         # What can be known to fail fails before there is a folder.
@@ -119,6 +121,7 @@ def resume(
         )
     before = load(recorded, allow_imports=allow_imports)
     settings = load(recorded, overrides, allow_imports=allow_imports)
+    check_installed(settings.watch)
     runs = expand(settings)
     # One run is compared as it was saved, without the lists that several have of methods and seeds.
     then, now = (before, settings) if several else (*expand(before).values(), *runs.values())
@@ -275,17 +278,39 @@ class Workshop:
                 console.begin(RunTitle(label, config.rounds, done, figure, number, count))
                 if checkpoint is not None:
                     engine.restore(checkpoint)
-                driver.Driver(
-                    world,
-                    engine,
-                    folder,
-                    metrics,
-                    console,
-                    done=done,
-                    reported=method.reported,
-                    watch=watch,
-                ).run()
+                seen = RunSeen(
+                    _path_below(config, folder), str(folder.path), to_dict(config), done, method.reported
+                )
+                with self._watched(config, seen, console) as watchers:
+                    driver.Driver(
+                        world,
+                        engine,
+                        folder,
+                        metrics,
+                        console,
+                        done=done,
+                        reported=method.reported,
+                        watch=watch,
+                        watchers=watchers,
+                    ).run()
             write_summary(folder.summary, summarise(folder))
+
+    @contextmanager
+    def _watched(self, config: RunConfig, seen: RunSeen, console: Console) -> Iterator[Watchers]:
+        """Those who look on at one run, from its beginning to its end."""
+        chosen: dict[str, Watcher] = watchers_of(config.watch)
+        if config.engine.name == "ray":
+            from raypfl.engine.ray_metrics import RayMetrics
+
+            chosen["ray"] = RayMetrics()
+        watchers = Watchers(chosen, console.note)
+        watchers.begin(seen)
+        try:
+            yield watchers
+        except BaseException:
+            watchers.end(failed=True)
+            raise
+        watchers.end(failed=False)
 
     def finish(self, top: RunFolder) -> Result:
         """Show the ranking and say what to type next."""
@@ -380,6 +405,11 @@ def _typed(program: str) -> str:
         return str((here / name).relative_to(Path.cwd()))
     except ValueError:
         return str(here / name)
+
+
+def _path_below(config: RunConfig, folder: RunFolder) -> str:
+    """A run's folder as it stands below the storage path, as in `quickstart/fedavg-seed0`."""
+    return str(folder.path).removeprefix(f"{place(config.storage_path)}/")
 
 
 def _name(config: ExperimentConfig) -> str:

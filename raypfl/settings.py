@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Union
@@ -27,6 +28,7 @@ from raypfl.models import ModelConfig
 from raypfl.records.storage import Remote, is_remote
 from raypfl.topology import TopologyConfig
 from raypfl.training.config import TrainingConfig
+from raypfl.watch.config import WatchConfig
 
 if TYPE_CHECKING:
 
@@ -146,6 +148,12 @@ class ResourcesConfig(StrictModel):
     num_cpus_server: float = Field(0, ge=0)
     num_gpus_server: float = Field(0.0, ge=0)
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+    hosts: Literal["any", "pack", "spread"] = Field(
+        "any", description="on few nodes, or on as many as have room; any: as Ray finds room"
+    )
+    server: Literal["any", "beside", "apart"] = Field(
+        "any", description="on a node with client hosts, or on one without any"
+    )
 
     @field_validator("num_gpus_per_actor", "num_gpus_server")
     @classmethod
@@ -205,18 +213,27 @@ class Settings(StrictModel):
     resources: ResourcesConfig = ResourcesConfig()
     server: ServerConfig = ServerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watch: tuple[WatchConfig, ...] = Field(
+        (),
+        description="who else is told figures: tensorboard, mlflow, wandb; names, or mappings with options",
+    )
     faults: FaultsConfig = FaultsConfig()
 
     @field_validator("storage_path", mode="before")
     @classmethod
-    def _a_path(cls, given: object) -> object:
-        return os.fspath(given) if isinstance(given, os.PathLike) else given
+    def _a_path(cls, given: object) -> str:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError("must be a path")
+        return os.fspath(given)
 
     @field_validator("storage_path")
     @classmethod
-    def _no_secrets(cls, path: str) -> str:
+    def _an_address(cls, path: str) -> str:
         if is_remote(path):
+            # Says what is wrong with it, such as a password.
             Remote(path)
+        elif (kind := re.match(r"(s3|gs|gcs|hdfs|abfs|file):(?!//)", path)) is not None:
+            raise ValueError(f"is no address; write {kind[1]}://, as in {kind[1]}://bucket/runs")
         return path
 
     @field_validator("name")
@@ -225,6 +242,20 @@ class Settings(StrictModel):
         if name is not None and (not name.strip() or Path(name).is_absolute() or ".." in Path(name).parts):
             raise ValueError("must be a folder below storage_path")
         return name
+
+    @field_validator("watch", mode="before")
+    @classmethod
+    def _names_alone(cls, given: object) -> object:
+        several = given if isinstance(given, list | tuple) else () if given is None else (given,)
+        return tuple({"name": one} if isinstance(one, str) else one for one in several)
+
+    @field_validator("watch")
+    @classmethod
+    def _each_once(cls, watch: tuple[WatchConfig, ...]) -> tuple[WatchConfig, ...]:
+        names = [one.name for one in watch]
+        if len(set(names)) < len(names):
+            raise ValueError("must not name anything twice")
+        return watch
 
     @field_validator("personal_model", mode="before")
     @classmethod
@@ -254,6 +285,15 @@ class Settings(StrictModel):
             raise ConfigError(
                 "faults.policy = drop_clients with clock.mode = async: there is no round that a client could "
                 "be left out of. Use restart or fail."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_server_to_place(self) -> Settings:
+        if self.server.sharding > 1 and self.resources.server != "any":
+            raise ConfigError(
+                f"resources.server = {self.resources.server} places one server, and server.sharding = "
+                f"{self.server.sharding} makes several. Leave resources.server out."
             )
         return self
 

@@ -19,7 +19,8 @@ os.environ["RAYPFL_ALLOW_IMPORTS"] = "stumbling"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"cluster", "nodes"} & set(getattr(item, "fixturenames", ())) or item.path.parent.name == "bench":
+        joins = {"cluster", "nodes"} & set(getattr(item, "fixturenames", ()))
+        if joins or item.path.parent.name == "bench" or item.path.name == "test_local_cluster.py":
             # One worker has the cluster, and what else starts actors: two at once would share two cores.
             item.add_marker(pytest.mark.xdist_group("ray"))
         if "gpu" in item.keywords and not torch.cuda.is_available():

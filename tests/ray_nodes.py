@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,12 @@ class Nodes:
 
     def kill(self, node: Any) -> None:
         """Kill all processes of a node, as if its plug were pulled."""
+        workers = [pid for pid in running() if raylet(node) in ancestors(pid)]
         self._ray.remove_node(node, allow_graceful=False)
+        # Else they live on for a moment, until they notice.
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def of(self, pid: int) -> Any:
         """The node that a worker process belongs to."""
@@ -65,7 +73,13 @@ def raylet(node: Any) -> int:
     return int(running.process.pid)
 
 
+def running() -> list[int]:
+    return [int(found.name) for found in Path("/proc").iterdir() if found.name.isdecimal()]
+
+
 def ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        yield pid
+    # A process may end while it is looked at.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            yield pid

@@ -16,13 +16,16 @@ from raypfl.errors import ConfigError
 
 
 @pytest.fixture
-def experiment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A stand-in for raypfl.experiment that notes what it is called with."""
-    calls: list[tuple[str, Path, list[str]]] = []
+    monkeypatch.chdir(tmp_path)
+    # `plan` looks whether it is a sweep.
+    (tmp_path / "a.yaml").write_text("rounds: 1\n")
+    calls: list[tuple[str, str, list[str], list[str]]] = []
 
     def noting(command: str) -> Any:
-        def call(path: Path, overrides: list[str], console: object = None) -> str:
-            calls.append((command, path, overrides))
+        def call(path: str, overrides: list[str], *, allow_imports: list[str], console: object = None) -> str:
+            calls.append((command, path, overrides, allow_imports))
             return f"{command} of {path}"
 
         return call
@@ -35,9 +38,10 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("command", ["run", "resume", "plan"])
 def test_a_command_passes_path_and_overrides_on(experiment: SimpleNamespace, command: str) -> None:
-    result = CliRunner().invoke(app, [command, "a.yaml", "rounds=5", "seed=[1,2]"])
+    allowed = ["--allow-imports", "mine", "--allow-imports", "yours.nets"]
+    result = CliRunner().invoke(app, [command, "a.yaml", "rounds=5", "seed=[1,2]", *allowed])
     assert result.exit_code == 0, result.output
-    assert experiment.calls == [(command, Path("a.yaml"), ["rounds=5", "seed=[1,2]"])]
+    assert experiment.calls == [(command, "a.yaml", ["rounds=5", "seed=[1,2]"], ["mine", "yours.nets"])]
 
 
 def test_plan_prints_the_plan(experiment: SimpleNamespace) -> None:

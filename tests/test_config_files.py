@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 STUDIES = [path for path in FILES if "scale" in read_yaml(path)]
 SWEEPS = [path for path in FILES if "space" in read_yaml(path)]
-RUNS = [path for path in FILES if path not in STUDIES and path not in SWEEPS]
+TABLES = sorted((ROOT / "configs/paper").glob("*.yaml"))
+"""Of papers; tests/paper reads them."""
+RUNS = [path for path in FILES if path not in (*STUDIES, *SWEEPS, *TABLES)]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -37,9 +37,13 @@ OUTSIDE = {
 """Which packages, of the standard library too, a part may use: no files, clocks, logging or randomness."""
 
 RAY_IS_AT_HOME = (
+    "raypfl/cluster/",
+    "raypfl/engine/placement.py",
     "raypfl/engine/ray.py",
     "raypfl/engine/ray_mail.py",
-    "raypfl/engine/placement.py",
+    "raypfl/engine/ray_metrics.py",
+    "raypfl/engine/seats.py",
+    "raypfl/engine/shared_storage.py",
     "raypfl/sweep/",
 )
 

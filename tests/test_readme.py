@@ -34,7 +34,9 @@ def commands(text: str) -> list[str]:
     ]
     outside = re.sub(r"^```.*?^```", "", joined, flags=re.DOTALL | re.MULTILINE)
     lines += re.findall(r"^ {4}(\S.*)$", outside, re.MULTILINE)
-    lines += re.findall(r"`([^`\n]+)`", outside)
+    # Within a sentence `raypfl plan` may be the name of a command, without what it needs.
+    names = {f"raypfl {name}" for name in typer.main.get_command(app).commands}
+    lines += [code for code in re.findall(r"`([^`\n]+)`", outside) if code not in names]
     found = [
         " ".join(shlex.split(line, comments=True, posix=False)) for line in lines if line.startswith(STARTS)
     ]
@@ -122,5 +124,5 @@ def test_a_wrong_command_would_be_seen(line: str) -> None:
 
 def test_blocks_lines_and_inline_code_are_found() -> None:
     text = "Run `make x` or\n\n    raypfl run a.yaml \\\n        rounds=1   # a note\n    not this\n\n"
-    text += "```sh\nraypfl list\n```\n"
-    assert commands(text) == ["raypfl list", "raypfl run a.yaml rounds=1", "make x"]
+    text += "```sh\nraypfl list\n```\nand `raypfl plan`, `raypfl plane`\n"
+    assert commands(text) == ["raypfl list", "raypfl run a.yaml rounds=1", "make x", "raypfl plane"]

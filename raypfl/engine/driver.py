@@ -33,6 +33,7 @@ from raypfl.records.log import Taken
 from raypfl.records.manifest import Manifest
 from raypfl.records.metrics import Metrics
 from raypfl.records.storage import Place
+from raypfl.watch import Watchers
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Driver:
         tolerance: what is done about faults; absent: what the configuration says.
         patience: how long storage may fail; absent: what the configuration says.
         watch: who looks on from outside.
+        watchers: who else is told figures.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Driver:
         tolerance: Tolerance | None = None,
         patience: Patience | None = None,
         watch: Watch | None = None,
+        watchers: Watchers | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
@@ -73,6 +76,7 @@ class Driver:
         self._tolerance = tolerance or Tolerance(self._config.faults)
         self._patience = patience or Patience(self._config.faults.storage_seconds)
         self._unsaved, self._saved = False, done
+        self._watchers = watchers or Watchers()
 
     def run(self) -> None:
         """Go on to the end.
@@ -110,6 +114,7 @@ class Driver:
                     records = self._engine.evaluate(self._round).clients
                     self._attempt(lambda: self._metrics.add_evaluation(records))
                     self._tell(records)
+                    self._watchers.evaluation(records)
                 return True
             self._one_round()
             if self._watch.stopping():
@@ -195,6 +200,15 @@ class Driver:
         self._round = round
         self._console.round(
             round, seconds=seconds, clients=report.participants, accuracy=self._accuracy(report)
+        )
+        self._watchers.round(
+            round,
+            seconds=seconds,
+            participants=report.participants,
+            server_seconds=report.server_seconds,
+            evaluation_seconds=report.evaluation_seconds,
+            clients=report.clients,
+            traffic=report.traffic,
         )
         self._tell(report.clients)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from raypfl.engine.world import World
 from raypfl.errors import PlacementError
@@ -17,13 +18,19 @@ KNOCK_SECONDS = 10.0
 """How long the head of a cluster may take to accept a connection."""
 
 
+HostsPlace = Literal["any", "pack", "spread"]
+ServerPlace = Literal["any", "beside", "apart"]
+
+
 @dataclass(frozen=True)
 class Node:
-    """What one machine of a cluster has."""
+    """What one machine of a cluster has, or one bundle of a placement group."""
 
     cpus: float
     gpus: float
     memory_bytes: float
+    id: str = ""
+    """Ray's name of the node; empty where it is not one that actors can be sent to."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Placement:
     server_cpus: float
     server_gpus: float
     num_servers: int = 1
+    hosts: HostsPlace = "any"
+    server: ServerPlace = "any"
 
     def request(self) -> str:
         """In words."""
@@ -43,7 +52,8 @@ class Placement:
             _resources(self.host_cpus, self.host_gpus),
             _resources(self.server_cpus, self.server_gpus),
         )
-        servers = f"a server with {server}"
+        where = {"any": "", "beside": " beside a host", "apart": " on a node without hosts"}[self.server]
+        servers = f"a server with {server}{where}"
         if self.num_servers > 1:
             servers = f"{self.num_servers} servers with {server} each"
         return f"{self.num_hosts} client hosts with {host} each, and {servers}"
@@ -66,6 +76,8 @@ def place(world: World, nodes: Sequence[Node]) -> Placement:
         wanted.num_cpus_server,
         wanted.num_gpus_server,
         world.config.server.sharding,
+        hosts=wanted.hosts,
+        server=wanted.server,
     )
     room = _room(one, nodes)
     if engine.num_actors is not None:
@@ -93,15 +105,25 @@ def fewer(placement: Placement, nodes: Sequence[Node]) -> Placement:
 
 def _room(ask: Placement, nodes: Sequence[Node]) -> float:
     """Hosts that fit all nodes, the server where it leaves most room; 0 if it fits nowhere."""
+    return max((room for _, room in _room_by_server(ask, nodes)), default=0)
+
+
+def node_of_server(ask: Placement, nodes: Sequence[Node]) -> Node | None:
+    """The node on which the server leaves most room for hosts; None if it fits nowhere."""
+    rooms = list(_room_by_server(ask, nodes))
+    return max(rooms, key=lambda found: found[1])[0] if rooms else None
+
+
+def _room_by_server(ask: Placement, nodes: Sequence[Node]) -> Iterator[tuple[Node, float]]:
+    """Each node that the server may be on, with the hosts that then fit all nodes."""
     alone = [_hosts_on(node, ask) for node in nodes]
-    return max(
-        (
-            sum(alone[:number]) + _hosts_on(node, ask, beside_server=True) + sum(alone[number + 1 :])
-            for number, node in enumerate(nodes)
-            if node.cpus >= ask.server_cpus and node.gpus >= ask.server_gpus
-        ),
-        default=0,
-    )
+    for number, node in enumerate(nodes):
+        if node.cpus < ask.server_cpus or node.gpus < ask.server_gpus:
+            continue
+        here = 0 if ask.server == "apart" else _hosts_on(node, ask, beside_server=True)
+        if ask.server == "beside" and here < 1:
+            continue
+        yield node, sum(alone[:number]) + here + sum(alone[number + 1 :])
 
 
 def _hosts_on(node: Node, ask: Placement, *, beside_server: bool = False) -> float:
@@ -134,7 +156,9 @@ def _arithmetic(placement: Placement, nodes: Sequence[Node]) -> str:
         for node in nodes
     ]
     server = ""
-    if placement.server_cpus or placement.server_gpus:
+    if placement.server == "apart":
+        server = f", and without the server's node there is room for {_room(placement, nodes):g}"
+    elif placement.server_cpus or placement.server_gpus:
         server = f", and beside the server there is room for {_room(placement, nodes):g}"
     return f"But {'; '.join(parts)}{rule}{server}."
 
@@ -145,7 +169,7 @@ def _resources(cpus: float, gpus: float) -> str:
 
 @contextmanager
 def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list[Node]]:
-    """A Ray cluster: the one at `address` or RAY_ADDRESS, one this process is connected to, or a local one.
+    """A Ray cluster: one this process is connected to, the one at `address` or RAY_ADDRESS, or a local one.
 
     Only a local cluster that was started here is shut down again.
 
@@ -154,10 +178,10 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     """
     import ray
 
-    if ray.is_initialized():
+    if attached():
         yield nodes_alive()
         return
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = named_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is None:
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "address": "local"}
@@ -175,8 +199,25 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         ray.shutdown()
 
 
+def named_address(configured: str | None) -> str | None:
+    """The cluster that is to be joined: the configured one, or that of RAY_ADDRESS; None: one of our own."""
+    return configured or os.environ.get("RAY_ADDRESS") or None
+
+
+def attached() -> bool:
+    """Whether this process is connected to a cluster already, as a task, an actor or a program that is."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def _knock(address: str) -> None:
     """Fail at once where nobody answers: Ray itself tries for more than two minutes."""
+    if address.startswith(("http://", "https://")):
+        raise PlacementError(
+            f"{address} is the address of a dashboard, which takes jobs: cluster/submit --address {address} "
+            "CONFIG. A run joins a cluster from one of its nodes, by HOST:6379 or auto (engine.address, "
+            "RAY_ADDRESS)."
+        )
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdecimal():
         return
@@ -190,8 +231,22 @@ def _knock(address: str) -> None:
 
 
 def nodes_alive() -> list[Node]:
-    """The nodes of the cluster that this process is connected to."""
+    """The nodes there are, or the bundles of the placement group that this process is in."""
     import ray
+    from ray.util.placement_group import get_current_placement_group
 
-    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [Node(has.get("CPU", 0), has.get("GPU", 0), has.get("memory", 0)) for has in found]
+    group = get_current_placement_group()
+    if group is not None:
+        bundles = [dict(bundle) for bundle in group.bundle_specs]
+        # Whoever makes a group puts itself into its first bundle, as Ray Tune does.
+        context = ray.get_runtime_context()
+        own: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
+        for name, amount in own.items():
+            bundles[0][name] = bundles[0].get(name, 0) - amount
+        return [_node(bundle) for bundle in bundles]
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [_node(node["Resources"], node["NodeID"]) for node in found if node["Alive"]]
+
+
+def _node(has: dict[str, float], id: str = "") -> Node:
+    return Node(has.get("CPU", 0), has.get("GPU", 0), has.get("memory", 0), id)

@@ -18,7 +18,7 @@ from raypfl.engine.host import ClientHost, Work
 from raypfl.engine.hub import Hub, Opening
 from raypfl.engine.memory import FLOAT_BYTES, memory_of
 from raypfl.engine.messages import take
-from raypfl.engine.placement import Node, Placement, connected, place
+from raypfl.engine.placement import Node, Placement, attached, connected, named_address, place
 from raypfl.engine.world import World, settled_arithmetic, training_device
 from raypfl.methods import Method
 from raypfl.methods.peers import Peers
@@ -40,17 +40,26 @@ def settle(world: World) -> tuple[Placement, list[Node]]:
     if engine.name == "local":
         placement, nodes = Placement(engine.num_actors or 1, 1, 0, 0, 0), [this_machine()]
     else:
-        nodes = nodes_of(engine.address or os.environ.get("RAY_ADDRESS"))
+        nodes = nodes_of(named_address(engine.address), world.config.storage_path)
         placement = place(world, nodes)
     deal(world, placement.num_hosts)
     return placement, nodes
 
 
-def nodes_of(address: str | None) -> list[Node]:
-    """The nodes of a cluster; None is the one that would be started on this machine."""
-    if address is None:
+def nodes_of(address: str | None, storage: str | None = None) -> list[Node]:
+    """The nodes of a cluster; with no address that which this process is in, or would start on this machine.
+
+    Raises:
+        PlacementError: there is no such cluster.
+        StorageError: `storage` is given, and some node does not see it.
+    """
+    if address is None and not attached():
         return [this_machine()]
+    from raypfl.engine.shared_storage import check_seen_by_all
+
     with connected(address) as found:
+        if storage is not None:
+            check_seen_by_all(storage)
         return found
 
 
@@ -128,10 +137,15 @@ def _opened(
 
 def _round_seconds(world: World, participants: int, trial: _Trial) -> float:
     """Seconds of training a round, one client after another."""
+    return trial.seconds * participants * _trials(world, trial.samples)
+
+
+def _trials(world: World, samples: int) -> float:
+    """A mean client's work in a round, as a multiple of an epoch of a client with so many samples."""
     method, training = world.method(), world.config.training
     mean = int(world.label_counts.sum(1).mean())
-    once = method.passes(_one_epoch(training), trial.samples) * trial.samples
-    return trial.seconds * participants * method.passes(training, mean) * mean / once
+    once = method.passes(_one_epoch(training), samples) * samples
+    return method.passes(training, mean) * mean / once
 
 
 def _one_epoch(training: TrainingConfig) -> TrainingConfig:

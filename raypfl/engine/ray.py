@@ -33,6 +33,7 @@ from raypfl.engine.hub import Closing
 from raypfl.engine.placement import Placement, fewer, nodes_alive
 from raypfl.engine.ray_actors import HostActor, HubActor
 from raypfl.engine.reports import StepReport, round_report
+from raypfl.engine.seats import Seats
 from raypfl.engine.world import World
 from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
@@ -52,6 +53,9 @@ ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """How often it is looked whether late actors still have a node to start on."""
 
+SEAT_SECONDS = 20.0
+"""How long places may take to be free after a loss, before there are fewer."""
+
 START_SECONDS = 120.0
 """How long actors may take to start before that is an error; a first import of torch takes a few."""
 
@@ -61,6 +65,7 @@ class Crew:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        self._seats = Seats(placement)
         self._hubs: list[Actor | None] = [None] * placement.num_servers
         self._hosts: list[Actor | None] = [None] * placement.num_hosts
 
@@ -83,15 +88,16 @@ class Crew:
         Raises:
             PlacementError: some do not start. `close` ends the others.
         """
+        self._take_seats(after_loss)
         placement = self.placement
-        # Several hubs are there because one node has no room for them.
-        seat = {"scheduling_strategy": "SPREAD"} if len(self._hubs) > 1 else {}
         for number, hub in enumerate(self._hubs):
             if hub is None or not _alive(hub):
+                seat = self._seats.server(number)
                 self._hubs[number] = _start(HubActor, placement.server_cpus, placement.server_gpus, seat)
         for number, host in enumerate(self._hosts):
             if host is None or not _alive(host):
-                self._hosts[number] = _start(HostActor, placement.host_cpus, placement.host_gpus, {})
+                seat = self._seats.host(number)
+                self._hosts[number] = _start(HostActor, placement.host_cpus, placement.host_gpus, seat)
         answers = {actor: actor.ready.remote() for actor in self._actors()}
         end = time.monotonic() + START_SECONDS
         while late := self._late(answers, min(LOOK_SECONDS, end - time.monotonic())):
@@ -121,6 +127,20 @@ class Crew:
         for actor in self._actors():
             ray.kill(actor)
         self._hubs, self._hosts = [None] * len(self._hubs), [None] * len(self._hosts)
+        self._seats.give_back()
+
+    def _take_seats(self, after_loss: bool) -> None:
+        if self._seats.reserved and not all(map(_alive, self._actors())):
+            # A node may be gone, and places stay where they were taken.
+            self.close()
+        try:
+            self._seats.take(SEAT_SECONDS if after_loss else START_SECONDS)
+        except PlacementError:
+            if not after_loss:
+                raise
+            self.placement = fewer(self.placement, nodes_alive())
+            self._seats, self._hosts = Seats(self.placement), [None] * self.placement.num_hosts
+            self._seats.take(START_SECONDS)
 
     def _late(self, answers: Mapping[Actor, Any], seconds: float) -> list[Actor]:
         """Those who have not answered when the time is up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import cache
@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raypfl.configuration import expand, load, read_yaml, to_dict
-from raypfl.errors import ConfigError
+from raypfl.errors import CheckpointError, ConfigError
 from raypfl.methods import METHODS
 from raypfl.paper.definition import Definition, Part, Profile, configs
 from raypfl.paper.files import located
 from raypfl.paper.published import Printed, published
+from raypfl.records.manifest import check_same
 from raypfl.settings import RunConfig
 
-PLACES = ("name", "storage_path", "engine", "resources", "checkpoint")
+PLACES = ("name", "storage_path", "engine", "resources", "checkpoint", "faults")
 """Keys that say where and how safely a run goes, not which one it is."""
 
 
@@ -103,7 +104,7 @@ def _cell(
         remarks.append(remark)
     if raw["data"] is None:
         return cell._replace(remarks=tuple(remarks))
-    runs = {_folder_name(one): one for one in expand(load(raw)).values()}
+    runs = {_folder_name(raw, one): one for one in expand(load(raw)).values()}
     return cell._replace(runs=runs, remarks=tuple(remarks))
 
 
@@ -161,11 +162,32 @@ def _put(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:
     raw[key] = value
 
 
-def _folder_name(config: RunConfig) -> str:
-    """The same for the same run in whatever table; the data's place on this machine does not matter."""
-    settings = {key: value for key, value in to_dict(config).items() if key not in PLACES}
+def _folder_name(raw: Mapping[str, Any], config: RunConfig) -> str:
+    """The same for the same run in whatever table, wherever its data lie.
+
+    By what the definition says, without defaults: a new option is no other run. That defaults are still those
+    of the run is for `check_unchanged` to see.
+    """
+    settings = {key: value for key, value in raw.items() if key not in (*PLACES, "seed")}
     data = {key: value for key, value in settings["data"].items() if key not in ("root", "download")}
     if "file" in data:
         data["file"] = Path(data["file"]).name
     digest = hashlib.sha256(json.dumps({**settings, "data": data}, sort_keys=True).encode()).hexdigest()
     return f"{config.method.name}-{config.data.name}-seed{config.seed}-{digest[:10]}"
+
+
+def check_unchanged(path: Path, config: RunConfig) -> None:
+    """Refuse a finished run whose settings, defaults included, are no longer what they were.
+
+    Raises:
+        ConfigError: says which.
+    """
+    (before,) = expand(load(path / "config.yaml")).values()
+    try:
+        check_same(str(path), to_dict(before), to_dict(config))
+    except CheckpointError as error:
+        changes = "\n".join(line for line in str(error).splitlines() if " -> " in line and line[0] == " ")
+        raise ConfigError(
+            f"{path} is finished, but was run with other defaults (key: then -> now):\n{changes}\n"
+            "Move that folder away to run it again."
+        ) from None

@@ -84,8 +84,8 @@ def _letter(position: int) -> str:
 def _number(found: Printed | Ours | None) -> str:
     if found is None:
         return "-"
-    mean = _short(found[0])
-    return mean if found.sd is None else f"{mean} ± {_short(found.sd)}"
+    mean = _short(found[0], found[0])
+    return mean if found.sd is None else f"{mean} ± {_short(found.sd, found[0])}"
 
 
 def _difference(line: Line) -> str:
@@ -95,8 +95,8 @@ def _difference(line: Line) -> str:
     return f"{gap:+.2f}" if abs(line.printed.value) < 1e4 else f"{100 * gap / line.printed.value:+.1f} %"
 
 
-def _short(value: float) -> str:
+def _short(value: float, beside: float) -> str:
     """A count as one, percent to hundredths, a share or a distance to thousandths."""
-    if abs(value) >= 1e4:
+    if abs(beside) >= 1e4:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3f}"
+    return f"{value:.2f}" if abs(beside) >= 1 or beside == 0 else f"{value:.3f}"

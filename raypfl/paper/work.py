@@ -10,7 +10,7 @@ from typing import NamedTuple
 from raypfl.console import Console
 from raypfl.errors import ConfigError, RaypflError
 from raypfl.experiment import complete, expected_seconds, finished
-from raypfl.paper.cells import Cell, cells
+from raypfl.paper.cells import Cell, cells, check_unchanged
 from raypfl.paper.cost import cost_lines
 from raypfl.paper.definition import Definition, Profile, read
 from raypfl.paper.measure import Ours, measure, over_seeds
@@ -80,6 +80,9 @@ def reproduce(
     runs = {out / "runs" / key: run for cell in chosen for key, run in cell.runs.items()}
     # Those on the same data follow one another: they are read once.
     runs = dict(sorted(runs.items(), key=lambda item: item[1].data.model_dump_json()))
+    for path, run in runs.items():
+        if finished(path):
+            check_unchanged(path, run)
     _announce(runs, chosen, console)
     if dry:
         return None
@@ -91,8 +94,11 @@ def reproduce(
                 console.note(f"{path.name}: {type(error).__name__}: {error}")
     finally:
         # Also when interrupted: what is finished stands in the table, and is not run again.
-        lines = [_line(cell, out, failed) for cell in chosen]
-        page = _write(name, table, profile, [*lines, *_differences(table, lines)], out, console)
+        every = [_line(cell, out, failed) for cell in cells(table, profile, folder=folder)]
+        every += _differences(table, every)
+        asked = {(cell.row, cell.column) for cell in chosen}
+        lines = [line for line in every if not only or (line.row, line.column) in asked]
+        page = _write(name, table, profile, lines, out, console, page=every)
     return page
 
 
@@ -149,12 +155,19 @@ def _differences(table: Definition, lines: Sequence[Line]) -> list[Line]:
 
 
 def _write(
-    name: str, table: Definition, profile: Profile, lines: list[Line], out: Path, console: Console
+    name: str,
+    table: Definition,
+    profile: Profile,
+    lines: list[Line],
+    out: Path,
+    console: Console,
+    page: list[Line] | None = None,
 ) -> Page:
+    """Show lines; the files have all of `page`, if that is more."""
     stem = out / f"{name}-{profile}"
-    page = Page(stem.with_suffix(".md"), stem.with_suffix(".csv"), lines)
-    write_text(page.markdown, as_markdown(name, table, profile, lines))
-    write_text(page.csv, as_csv(lines))
+    written = Page(stem.with_suffix(".md"), stem.with_suffix(".csv"), lines)
+    write_text(written.markdown, as_markdown(name, table, profile, page or lines))
+    write_text(written.csv, as_csv(page or lines))
     console.table(grid(table, profile, lines))
-    console.note(f"Written: {page.markdown}, {page.csv}")
-    return page
+    console.note(f"Written: {written.markdown}, {written.csv}")
+    return written

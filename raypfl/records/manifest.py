@@ -24,6 +24,7 @@ MAY_DIFFER = (
     "resources.*",
     "server.*",
     "checkpoint.*",
+    "watch",
     "faults.*",
     # The data themselves are compared by their fingerprint.
     "data.root",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -171,8 +172,11 @@ def _ending(process: subprocess.Popen[str], errors: IO[str]) -> str:
         hint = " (the system ends processes so that take too much memory)" if status == -9 else ""
         return f"its process was ended by signal {-status}{hint}."
     errors.seek(0)
-    last = [line.strip() for line in errors.read().splitlines() if line.strip()][-1:]
-    return f"its process ended with status {status}: {''.join(last) or 'it said nothing'}"
+    lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
+    # The last line of a message of several says little.
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    last = [*lines[-1:], *raised[-1:]][-1:] or ["it said nothing"]
+    return f"its process ended with status {status}: {last[0]}"
 
 
 def _end(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:

@@ -72,7 +72,7 @@ def _round_seconds(sweep: Sweep, trial: Trial) -> float:
                 "engine": engine,
                 "rounds": CALIBRATION_ROUNDS,
                 "name": "try",
-                "storage_path": Path(scratch),
+                "storage_path": scratch,
             }
         )
         folder = RunFolder.create(scratch, "try")

@@ -68,11 +68,10 @@ class Member:
         """Go back to where Tune wants this run to go on: its own state, or another member's."""
         _swap(self._folder)
         note = _noted()
-        if note is None:
-            self._record(0, self._label)
-        elif note.label != self._label:
-            _adopt(self._path / note.label, note, self._folder, config)
-            self._record(note.round, note.label)
+        if note is None and not lineage(self._folder):
+            _write_lineage(self._folder, [], self._step(0, self._label))
+        elif note is not None and note.label != self._label:
+            _adopt(self._path / note.label, note, self._folder, config, self._step(note.round, note.label))
 
     def run(
         self, config: RunConfig, interval: int, work: Callable[[RunConfig], None], report: Report
@@ -94,13 +93,8 @@ class Member:
             if end < config.rounds:
                 report(end, _checkpoint(Note(self._label, _taken_over(self._folder), end)))
 
-    def _record(self, round: int, origin: str) -> None:
-        """Add what holds from a round on."""
-        before = [step for step in lineage(self._path / origin) if step["round"] <= round]
-        if origin == self._label and before:
-            return
-        step = {"round": round, "from": origin, "keys": self._keys}
-        write_json(self._folder / LINEAGE, {"lineage": [*before, step]})
+    def _step(self, round: int, origin: str) -> dict[str, Any]:
+        return {"round": round, "from": origin, "keys": self._keys}
 
 
 def segments(done: int, rounds: int, interval: int) -> list[int]:
@@ -116,6 +110,10 @@ def lineage(folder: Path) -> list[dict[str, Any]]:
     with storage_errors(path, "read"):
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["lineage"]
     return found
+
+
+def _write_lineage(folder: Path, before: list[dict[str, Any]], step: dict[str, Any]) -> None:
+    write_json(folder / LINEAGE, {"lineage": [*before, step]})
 
 
 def domain_of(dimension: Dimension) -> Any:
@@ -164,7 +162,7 @@ def _taken_over(path: Path) -> int:
     return len(list((path / PAST).glob("*")))
 
 
-def _adopt(donor: Path, note: Note, own: Path, config: RunConfig) -> None:
+def _adopt(donor: Path, note: Note, own: Path, config: RunConfig, step: dict[str, Any]) -> None:
     """Take over another member's state and its records, in steps that survive a crash."""
     staged = own / ADOPTED
     for attempt in range(ATTEMPTS):
@@ -174,6 +172,8 @@ def _adopt(donor: Path, note: Note, own: Path, config: RunConfig) -> None:
             shutil.rmtree(staged, ignore_errors=True)
             shutil.copytree(source / METRICS, staged / METRICS, ignore=shutil.ignore_patterns(".*"))
             checkpoints.copy(source / CHECKPOINTS, note.round, staged / CHECKPOINTS, to_dict(config))
+            history = [before for before in lineage(source) if before["round"] < note.round]
+            _write_lineage(staged, history, step)
             # The donor may have taken something over itself in the middle of this.
             if source == past or _taken_over(donor) == note.number:
                 break
@@ -197,9 +197,9 @@ def _swap(path: Path) -> None:
             (staged / READY).write_text(number, encoding="utf-8")
             past = path / PAST / number
             past.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, CHECKPOINTS):
-                if (staged / name).is_dir():
-                    if (path / name).is_dir() and not (past / name).is_dir():
+            for name in (METRICS, CHECKPOINTS, LINEAGE):
+                if (staged / name).exists():
+                    if (path / name).exists() and not (past / name).exists():
                         (path / name).rename(past / name)
                     (staged / name).rename(path / name)
         shutil.rmtree(staged)

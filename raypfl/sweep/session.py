@@ -19,6 +19,7 @@ from raypfl import data
 from raypfl.configuration import check_imports, parse_overrides
 from raypfl.console import Console
 from raypfl.data import Pool
+from raypfl.data.sources.images import ImageConfig
 from raypfl.engine.placement import Node, connected, nodes_alive
 from raypfl.engine.planning import nodes_of, settle
 from raypfl.engine.world import World
@@ -174,7 +175,7 @@ class Sweep:
 
     def world(self, config: RunConfig) -> World:
         """A run's world; its data set is kept for the trials, unless each seed has its own."""
-        if config.data.name != "synthetic":
+        if isinstance(config.data, ImageConfig):
             which = pool_key(config)
             if which not in self.pools:
                 self.pools[which] = data.load(config.data, config.seed)

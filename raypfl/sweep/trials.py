@@ -88,7 +88,7 @@ class Trials:
                 number,
                 point,
                 config.model_copy(
-                    update={"name": f"{label}-seed{config.seed}", "storage_path": self._folder}
+                    update={"name": f"{label}-seed{config.seed}", "storage_path": str(self._folder)}
                 ),
             )
             for config in self.runs(point)

@@ -8,7 +8,7 @@ import pytest
 from small_runs import NUM_CLIENTS, small_world
 
 from raypfl.engine.dealing import deal, ids_of
-from raypfl.engine.placement import Node, Placement, connected, place
+from raypfl.engine.placement import Node, Placement, connected, node_of_server, place
 from raypfl.errors import PlacementError
 
 
@@ -83,6 +83,47 @@ def test_the_server_goes_where_most_hosts_stay() -> None:
 def test_a_server_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(PlacementError, match="a server with 3 CPU.*beside the server there is room for 0"):
         placed([node(2), node(2)], "resources.num_cpus_server=3")
+
+
+@pytest.mark.parametrize(("server", "room"), [("any", 5), ("beside", 5), ("apart", 3)])
+def test_a_server_apart_costs_the_smallest_node(server: str, room: int) -> None:
+    nodes, ask = [node(2), node(3)], [f"resources.server={server}"]
+    assert placed(nodes, *ask).num_hosts == room
+    if server == "apart":
+        with pytest.raises(PlacementError) as refused:
+            placed(nodes, *ask, "engine.num_actors=4")
+        assert "a server with 0 CPU on a node without hosts." in str(refused.value)
+        assert "without the server's node there is room for 3." in str(refused.value)
+
+
+def test_the_server_beside_needs_a_node_with_room_for_both() -> None:
+    ask = ["resources.num_cpus_server=2", "resources.server=beside", "engine.num_actors=1"]
+    assert placed([node(1), node(3)], *ask).num_hosts == 1
+    with pytest.raises(PlacementError, match="a server with 2 CPU beside a host"):
+        placed([node(1), node(2)], *ask)
+    asked = placed([node(1), node(3)], *ask)
+    chosen = node_of_server(asked, [Node(1, 0, 0, "small"), Node(3, 0, 0, "large")])
+    assert chosen is not None and chosen.id == "large"
+
+
+def test_unlike_nodes_have_as_many_hosts_as_fit_each() -> None:
+    # Room for 3 by CPU and 4 by GPU; for none; for 1 and 2.
+    nodes = [node(3, 2), node(8), node(1.5, 1)]
+    ask = ["resources.num_gpus_per_actor=0.5", "resources.num_cpus_server=1", "resources.server=apart"]
+    assert placed(nodes, *ask).num_hosts == 4
+    chosen = node_of_server(placed(nodes, *ask), nodes)
+    assert chosen == node(8), "where it costs no host"
+
+
+def test_the_address_of_a_dashboard_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with (
+        pytest.raises(
+            PlacementError, match="is the address of a dashboard, which takes jobs: cluster/submit"
+        ),
+        connected("http://127.0.0.1:8265"),
+    ):
+        pass
 
 
 def test_a_host_a_core_where_nothing_else_is_asked_for() -> None:

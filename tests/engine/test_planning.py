@@ -144,6 +144,8 @@ def test_everybody_downloads_where_everybody_trains():
 def test_time_is_that_of_the_steps_asked_for():
     """Four steps of ten samples are two passes over twenty."""
     world, _ = small_world("training.steps=4", method="fedavg")
-    assert planning._epochs(world) == 2.0
+    assert planning._trials(world, 20) == 2.0
     world, _ = small_world("training.epochs=3", method="fedavg")
-    assert planning._epochs(world) == 3
+    assert planning._trials(world, 20) == 3.0
+    # A client with half as many samples has done half of it.
+    assert planning._trials(world, 10) == 6.0

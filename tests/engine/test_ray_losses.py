@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,8 @@ def test_messages_that_do_not_fit_the_object_store_spill(
 
     model = "model={name: mlp, hidden: [14000]}"
     world, pool = small_world(model, "rounds=2", "checkpoint.every=0")
-    taken = ray.put(np.zeros(STORE_BYTES * 3 // 4, np.uint8))
+    taken = [fill_store(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    ray.wait(taken, num_returns=len(taken), fetch_local=False)
     begin = time.monotonic()
     there = drive(world, RayEngine(world, share(pool), on_two_nodes), tmp_path / "ray")
     record_property("seconds", time.monotonic() - begin)
@@ -166,6 +168,17 @@ def test_messages_that_do_not_fit_the_object_store_spill(
     assert "Spilled" in summary or "fallback" in summary.lower(), summary
     del taken
     assert_same_run(there, drive(world, LocalEngine(world, pool), tmp_path / "local"))
+
+
+def fill_store(node: str) -> Any:
+    """Three quarters of a node's store, taken by somebody else."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+    def fill() -> np.ndarray:
+        return np.zeros(STORE_BYTES * 3 // 4, np.uint8)
+
+    return fill.remote()
 
 
 def test_a_store_that_cannot_spill_is_a_loss_that_says_so(cluster: Path) -> None:

@@ -197,9 +197,25 @@ def test_a_table_is_run_once_and_shown_beside_the_papers(define, tmp_path: Path)
     assert float(rows[0]["ours"]) == by_name["FedAvg/FMNIST"].ours.mean
 
 
+def test_a_finished_run_of_other_defaults_is_refused(define, tmp_path: Path) -> None:
+    reproduce("toy", "small", only=["FedAMP/FMNIST"], out=tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    saved = run / "config.yaml"
+    # As if the option had been 0.5 when nobody set it; and one that did not exist then is no difference.
+    text = "".join(line for line in saved.read_text().splitlines(True) if "  max_pull:" not in line)
+    saved.write_text(text.replace("  lam: 1.0\n", "  lam: 0.5\n"))
+    assert "lam: 0.5" in saved.read_text()
+    with pytest.raises(ConfigError, match="other defaults") as error:
+        reproduce("toy", "small", only=["FedAMP/FMNIST"], out=tmp_path)
+    assert "method.lam: 0.5 -> 1.0" in str(error.value) and "max_pull" not in str(error.value)
+    assert str(error.value).endswith("Move that folder away to run it again.")
+
+
 def test_seeds_are_averaged(define, tmp_path: Path) -> None:
     page = reproduce("toy", only=["FedAMP/FMNIST"], out=tmp_path)
-    (line, _) = page.lines
+    (line,) = page.lines
+    # The page has all cells, whichever were asked for.
+    assert len(page.csv.read_text().splitlines()) == 1 + 6 + 1
     values = [
         100
         * frame.query("model == 'personalised' and point == 'post' and split == 'test'").accuracy_mean.max()

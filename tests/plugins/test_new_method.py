@@ -58,7 +58,7 @@ def test_the_walk_through_of_the_readme(repository, tmp_path, python, monkeypatc
     contract = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(package))
     assert contract.returncode == 0, contract.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", contract.stdout)[1])
-    assert passed >= 100
+    assert passed >= 50
     (command,) = re.findall(r"^    raypfl (run .*fedprox.*)$", text, re.MULTILINE)
     few = ["rounds=2", f"storage_path={tmp_path / 'runs'}"]
     run = python("-c", "from raypfl.cli import main; main()", *shlex.split(command), *few)

@@ -81,6 +81,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
     yield Remote("flaky://bucket/runs")
     Flaky.down, Flaky.refuse_next = False, 0
     Flaky.store.clear()
+    Flaky.pseudo_dirs[:] = [""]
 
 
 def test_addresses_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +101,11 @@ def test_a_password_is_not_written_into_configurations() -> None:
     with pytest.raises(ConfigError, match="has a password in it") as refused:
         small_world("storage_path=s3://key:secret@bucket/runs")
     assert "secret" not in str(refused.value)
+
+
+def test_an_address_with_too_few_strokes_is_no_folder() -> None:
+    with pytest.raises(ConfigError, match=r"storage_path = .*s3:/bucket/runs.*: is no address; write s3://"):
+        small_world("storage_path=s3:/bucket/runs")
 
 
 def test_storage_that_nobody_knows_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_reference_and_round_can_be_chosen(tmp_path):
     best, other = found.rows
     assert found.reference == "local" and np.isnan(other.difference)
     assert best.difference == pytest.approx(0.45 - 0.25)
-    with pytest.raises(ConfigError, match=r"reference = 'lokal'.*Did you mean local\?"):
-        raypfl.compare(tmp_path, reference="lokal")
+    with pytest.raises(ConfigError, match=r"reference = 'fedanp'.*Did you mean fedamp\?"):
+        raypfl.compare(tmp_path, reference="fedanp")
     with pytest.raises(ConfigError, match="at = 'first'"):
         raypfl.compare(tmp_path, at="first")
 

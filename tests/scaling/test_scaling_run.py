@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from raypfl.errors import CheckpointError, ConfigError, StorageError
 from raypfl.scaling.config import Point, read
 from raypfl.scaling.costs import measure_costs
 from raypfl.scaling.measure import Protocol, measure_rounds
-from raypfl.scaling.process import PointFailed, run_point
+from raypfl.scaling.process import PointFailed, _ending, run_point
 
 QUICK = Protocol(warm_up=2, rounds=2, seconds=60.0)
 FOUR = {"over": {"partition.num_clients": [4]}}
@@ -184,6 +187,21 @@ def test_nothing_is_left_of_a_study_that_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing was started"):
         scaling.run(source, [f"storage_path={tmp_path}"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise ImportError('no such thing\\nhelp yourself')", "status 1: ImportError: no such thing"),
+        ("import sys; sys.exit('first\\nlast')", "status 1: last"),
+        ("import os; os._exit(3)", "status 3: it said nothing"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9 (the system ends processes so"),
+    ],
+)
+def test_what_a_process_that_dies_leaves_behind(code: str, said: str) -> None:
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen([sys.executable, "-S", "-c", code], stderr=errors, text=True)
+        assert said in _ending(process, errors)
 
 
 @pytest.mark.slow
