@@ -87,6 +87,7 @@ class Crew:
 
         Raises:
             PlacementError: some do not start. `close` ends the others.
+            HostsLost: after a loss, one was sent to a node that is gone, too.
         """
         self._take_seats(after_loss)
         placement = self.placement
@@ -114,6 +115,9 @@ class Crew:
         try:
             ray.get(list(answers.values()))
         except LOST as error:
+            if after_loss:
+                # It was sent to a node that is gone and is not yet known to be: one more loss.
+                raise HostsLost(str(error)) from None
             raise PlacementError(f"an actor died while it started: {error}") from None
 
     def processes(self) -> dict[str, int]:
