@@ -65,6 +65,20 @@ def column_blocks(num_columns: int, num_rows: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + width, num_columns))
 
 
+def double_memory(w_KP: Tensor) -> Tensor:
+    """Room for one block of these rows in float64."""
+    width = next(column_blocks(w_KP.shape[1], len(w_KP)), slice(0, 0)).stop
+    return w_KP.new_empty(len(w_KP) * width, dtype=torch.float64)
+
+
+def double_blocks(w_KP: Tensor, memory: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows in float64, with the columns that they are copies of; one after another in `memory`."""
+    num_models = len(w_KP)
+    for columns in column_blocks(w_KP.shape[1], num_models):
+        width = columns.stop - columns.start
+        yield columns, memory[: num_models * width].view(num_models, width).copy_(w_KP[:, columns])
+
+
 def sections(num_columns: int) -> list[slice]:
     """At most `MOST_SECTIONS` slices of whole blocks, in order; none for no columns."""
     blocks = -(-num_columns // COLUMN_BLOCK)

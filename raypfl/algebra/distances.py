@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raypfl.algebra.columns import column_blocks, sum_over_columns
+from raypfl.algebra.columns import column_blocks, double_blocks, double_memory, sum_over_columns
 from raypfl.algebra.phases import phase
 
 
@@ -82,15 +82,16 @@ def pairwise_similarities(w_KP: Tensor) -> Tensor:
 
 def _gram(w_KP: Tensor, *, centred: bool) -> Tensor:
     """Inner products of all rows, or of their differences to the mean row: float64 `[K, K]`."""
+    num_models, memory = len(w_KP), double_memory(w_KP)
+    # As a product: the mean of a few rows takes `Tensor.mean` as long as the Gram matrix itself.
+    mean_1K = w_KP.new_full((1, num_models), 1.0 / max(num_models, 1), dtype=torch.float64)
 
     def summed(section: slice) -> Tensor:
-        gram_KK = w_KP.new_zeros(len(w_KP), len(w_KP), dtype=torch.float64)
+        gram_KK = w_KP.new_zeros(num_models, num_models, dtype=torch.float64)
         w_KQ = w_KP[:, section]
-        for columns in column_blocks(w_KQ.shape[1], len(w_KQ)):
-            # A copy also of float64 rows: it is centred in place.
-            part = w_KQ[:, columns].to(torch.float64, copy=centred)
+        for _, part in double_blocks(w_KQ, memory):
             if centred:
-                part -= part.mean(0)
+                part -= mean_1K @ part
             gram_KK.addmm_(part, part.T)
         return gram_KK
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raypfl.algebra.columns import column_blocks
+from raypfl.algebra.columns import double_blocks, double_memory
 from raypfl.algebra.phases import phase
 
 
@@ -25,9 +25,7 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
-    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
-        # A copy also of float64 rows: the result is built up in it.
-        part = w_KP[:, columns].to(torch.float64, copy=True)
+    for columns, part in double_blocks(w_KP, double_memory(w_KP)):
         centred = part - part.mean(0)
         out_KP[:, columns] = part.addmm_(attraction_KK, centred).sub_(centred.mul_(total_K1))
     return out_KP
@@ -42,8 +40,8 @@ def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
         w_KP: rows `[K, P]`.
     """
     out_RP = w_KP.new_empty(len(coefficients_RK), w_KP.shape[1])
-    for columns in column_blocks(w_KP.shape[1], len(w_KP)):
-        out_RP[:, columns] = coefficients_RK @ w_KP[:, columns].double()
+    for columns, part in double_blocks(w_KP, double_memory(w_KP)):
+        out_RP[:, columns] = coefficients_RK @ part
     return out_RP
 
 

@@ -1,54 +1,8 @@
-"""What methods promise that declare `columns`: servers that share them, or see a few at a time, agree."""
+"""Servers that hold columns together: the contract of the package's methods that declare `columns`."""
 
 from __future__ import annotations
 
-import pytest
-from harness import NETS, Net, Toy, Trace, same, toy, trace, world
-from method_table import TABLE, Row
+from method_table import TABLE  # noqa: F401 - whose rows
 
-from raypfl.algebra import columns
-from raypfl.engine import columns as parts
-from raypfl.engine.local import LocalEngine
-
-by_columns = pytest.mark.parametrize(
-    "row", [row for row in TABLE if row.method().columns], ids=lambda row: row.name
-)
-
-
-@pytest.fixture(scope="module")
-def federation() -> Toy:
-    return toy()
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some sections for networks of a hundred parameters."""
-    monkeypatch.setattr(columns, "COLUMN_BLOCK", 16)
-
-
-def run(row: Row, federation: Toy, net: Net, servers: int = 1) -> Trace:
-    engine = LocalEngine(
-        *world(
-            row,
-            federation,
-            net,
-            participation={"fraction": 0.67},
-            server={"sharding": servers},
-            engine={"num_actors": 2, "block": 2, "width": 2},
-        )
-    )
-    return trace(engine, (1, 2))
-
-
-@by_columns
-def test_one_two_and_four_servers_give_the_same_bits(row, federation):
-    """With running statistics, which are columns too, and fewer than there are servers."""
-    one, *others = (run(row, federation, NETS["conv"], servers) for servers in (1, 2, 4))
-    assert all(same(one, other) for other in others)
-
-
-@by_columns
-def test_uploads_taken_in_by_a_few_columns_at_a_time_give_the_same_bits(row, federation, monkeypatch):
-    whole = run(row, federation, NETS["mlp"])
-    monkeypatch.setattr(parts, "CHUNK_ENTRIES", 100)
-    assert same(run(row, federation, NETS["mlp"]), whole)
+from raypfl.testing.contract_sharding import *  # noqa: F403 - the tests
+from raypfl.testing.table import pytest_generate_tests  # noqa: F401
