@@ -21,7 +21,7 @@ from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
-from raypfl.engine.watch import Watch
+from raypfl.engine.supervisor import Supervisor
 from raypfl.engine.world import World, is_evaluated, make_world, training_device
 from raypfl.errors import (
     CheckpointError,
@@ -238,7 +238,7 @@ class Workshop:
         label: str,
         number: int,
         count: int,
-        watch: Watch | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """Begin or continue one run."""
         with run_log(folder) as log:
@@ -290,7 +290,7 @@ class Workshop:
                         console,
                         done=done,
                         reported=method.reported,
-                        watch=watch,
+                        supervisor=supervisor,
                         watchers=watchers,
                     ).run()
             write_summary(folder.summary, summarise(folder))

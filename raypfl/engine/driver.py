@@ -17,7 +17,7 @@ from raypfl.configuration import leave_to_import, to_dict
 from raypfl.console import Console
 from raypfl.engine.contract import Engine, HostsLost, RoundReport
 from raypfl.engine.faults import Patience, Tolerance, first_line
-from raypfl.engine.watch import Watch, statistics_of
+from raypfl.engine.supervisor import Supervisor, statistics_of
 from raypfl.engine.world import World, is_evaluated, training_device
 from raypfl.errors import (
     CheckpointError,
@@ -50,7 +50,7 @@ class Driver:
         reported: the (model, point) to show while the run goes on.
         tolerance: what is done about faults; absent: what the configuration says.
         patience: how long storage may fail; absent: what the configuration says.
-        watch: who looks on from outside.
+        supervisor: who hears scores, and may ask for a stop.
         watchers: who else is told figures.
     """
 
@@ -66,13 +66,13 @@ class Driver:
         reported: tuple[str, str],
         tolerance: Tolerance | None = None,
         patience: Patience | None = None,
-        watch: Watch | None = None,
+        supervisor: Supervisor | None = None,
         watchers: Watchers | None = None,
     ) -> None:
         self._world, self._engine, self._folder, self._metrics = world, engine, folder, metrics
         self._console, self._round, self._reported = console, done, reported
         self._config = world.config
-        self._watch = watch or Watch()
+        self._supervisor = supervisor or Supervisor()
         self._tolerance = tolerance or Tolerance(self._config.faults)
         self._patience = patience or Patience(self._config.faults.storage_seconds)
         self._unsaved, self._saved = False, done
@@ -117,7 +117,7 @@ class Driver:
                     self._watchers.evaluation(records)
                 return True
             self._one_round()
-            if self._watch.stopping():
+            if self._supervisor.stopping():
                 stop.set()
             if self._round >= self._config.rounds or stop.is_set():
                 self._insist(self._save)
@@ -214,11 +214,11 @@ class Driver:
 
     def _tell(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Pass scores on, when they are on disk: whoever hears of them may end the run there and then."""
-        if self._watch.evaluated is None:
+        if self._supervisor.evaluated is None:
             return
-        for round, by_split in statistics_of(records, self._watch.view or self._reported).items():
+        for round, by_split in statistics_of(records, self._supervisor.view or self._reported).items():
             self._metrics.flush(force=True)
-            self._watch.evaluated(round, by_split)
+            self._supervisor.evaluated(round, by_split)
 
     def _due(self, round: int) -> bool:
         return is_evaluated(self._config, round)

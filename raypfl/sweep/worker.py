@@ -17,7 +17,7 @@ from ray import tune
 from raypfl.configuration import expand, load
 from raypfl.console import Console
 from raypfl.data import Pool
-from raypfl.engine.watch import Watch
+from raypfl.engine.supervisor import Supervisor
 from raypfl.errors import RaypflError
 from raypfl.experiment import Workshop, pool_key
 from raypfl.methods import METHODS
@@ -122,7 +122,7 @@ def _work(folder: SweepFolder, config: RunConfig, terms: Terms, pools: Mapping[s
         desk.give(config, pools[which])
     model, point = view_of(config, terms.select)
     assert config.name is not None
-    watch = Watch(stopping=folder.stop.exists)
+    supervisor = Supervisor(stopping=folder.stop.exists)
     if terms.reports:
         checkpoint = checkpoints.latest(folder.run(config.name).checkpoints)
         done = 0 if checkpoint is None else checkpoints.round_of(checkpoint)
@@ -133,8 +133,8 @@ def _work(folder: SweepFolder, config: RunConfig, terms: Terms, pools: Mapping[s
             if terms.on in by_split:
                 _tell([(round, score_of(by_split[terms.on], terms.select))])
 
-        watch = Watch(folder.stop.exists, evaluated, (model, point))
-    desk.work(folder.run(config.name), config, config.name, 1, 1, watch)
+        supervisor = Supervisor(folder.stop.exists, evaluated, (model, point))
+    desk.work(folder.run(config.name), config, config.name, 1, 1, supervisor)
 
 
 def _work_in_segments(

@@ -16,7 +16,7 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Supervisor:
     """What a driver is asked to tell, and asks."""
 
     stopping: Callable[[], bool] = _never
