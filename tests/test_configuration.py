@@ -142,7 +142,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(key: str, name: 
         ("resources.num_gpus_per_actor=1.5", "must be a fraction of one GPU (at most 1) or a whole number"),
         ("resources={device: cpu, num_gpus_server: 1}", "leaves the GPUs that are asked for idle"),
         ("participation={fraction: 0.1, count: 3}", "give exactly one of fraction and count"),
-        ("storage_path=3", "storage_path = 3: must be text"),
+        ("storage_path=3", "storage_path = 3: must be a path"),
         ("participation={}", "participation: give exactly one of fraction and count"),
         ("engine={num_actors: 2, clients_per_actor: 5}", "at most one of num_actors and clients_per_actor"),
         ("engine.num_actors=11", "engine.num_actors = 11 is more than the 10 clients there are"),

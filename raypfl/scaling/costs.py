@@ -5,7 +5,7 @@ Table VIII of DiversiFed (arXiv 2407.15464) has, for each data set and number of
 `3/2 m^2 P` to the last printed digit: half of all pairs, three flops for each of their coordinates
 (difference, square, sum). That leaves the combination of models out. Here both are also counted as they are
 done, by torch's counter, which knows matrix products and convolutions and leaves element-wise work out: a
-Gram matrix and a combination, `4 m^2 P` for DiversiFed.
+Gram matrix, a combination and the mean row, `4 m^2 P + 2 m P` for DiversiFed.
 """
 
 from __future__ import annotations

@@ -39,6 +39,12 @@ def lines(*overrides: str) -> dict[str, str]:
     return dict(line.strip().split("  ", 1) for line in text.splitlines()[1:])
 
 
+def alone_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine like this, whatever cluster other tests have left this process in."""
+    monkeypatch.setattr(planning, "this_machine", lambda: node)
+    monkeypatch.setattr(planning, "attached", lambda: False)
+
+
 def test_figures_of_a_small_run():
     shown = {name: text.strip() for name, text in lines().items()}
     assert f"{PARAMETERS} parameters" in shown["model"]
@@ -50,7 +56,7 @@ def test_figures_of_a_small_run():
 
 
 def test_cores_that_blocks_leave_idle_are_said(monkeypatch):
-    monkeypatch.setattr(planning, "this_machine", lambda: Node(8, 0, 8 * 2**30))
+    alone_on(Node(8, 0, 8 * 2**30), monkeypatch)
     ray = ["engine.name=ray"]
     assert "engine.block=1 would keep all 8 cores busy" in lines(*ray)["blocks"]
     assert "busy" not in lines(*ray, "engine.num_actors=2")["blocks"]
@@ -61,13 +67,13 @@ def test_separate_sends_nothing():
 
 
 def test_hosts_that_do_not_fit_are_refused_with_the_arithmetic(monkeypatch):
-    monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 8 * 2**30))
+    alone_on(Node(2, 0, 8 * 2**30), monkeypatch)
     with pytest.raises(PlacementError, match=r"3 client hosts with 1 CPU each.*room for 2 of them"):
         raypfl.plan(CONFIG, ["engine.name=ray", "engine.num_actors=3", "engine.block=1"])
 
 
 def test_memory_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 2**20))
+    alone_on(Node(2, 0, 2**20), monkeypatch)
     with pytest.raises(PlacementError, match=r"needs about .* of memory, and the 1 node\(s\) have 1\.0 MB"):
         raypfl.plan(CONFIG)
 
@@ -104,7 +110,7 @@ def test_models_that_clients_receive_are_counted(hosts):
 
 def test_memory_of_others_models_is_refused_with_the_arithmetic(monkeypatch):
     """The affinities of 8 clients are 8 x 8 numbers, beside 8 models, the start of each."""
-    monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 2**20))
+    alone_on(Node(2, 0, 2**20), monkeypatch)
     server = (8 * 650 + 8 * 8 + 2 * 8) * 4 / 1000
     with pytest.raises(PlacementError, match=rf"received\), {server:.1f} kB server"):
         raypfl.plan(CONFIG, [FOMO])

@@ -130,7 +130,7 @@ def test_training_loss_is_that_of_the_last_phase(deep):
 def test_kept_features_are_refused_where_they_would_not_be_the_same(make_toy):
     toy = make_toy(hidden=4)
     toy.net.random = True
-    with pytest.raises(ConfigError, match="method.features = 'kept', but this model has batch normalisation"):
+    with pytest.raises(ConfigError, match="method.features = 'kept', but features differ from step to step"):
         FedRep(Config(features="kept")).check(toy.net, toy.clients, HEAVY)
     FedRep(Config(features="auto")).check(toy.net, toy.clients, HEAVY)
     with pytest.raises(ShapeError, match="cannot be kept"):

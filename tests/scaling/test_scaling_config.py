@@ -153,5 +153,6 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, study: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr(planning, "this_machine", lambda: Node(2, 0, 2**31))
+    monkeypatch.setattr(planning, "attached", lambda: False)
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         check(read(with_studies(a=study)).points)

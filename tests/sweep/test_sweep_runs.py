@@ -199,28 +199,31 @@ def test_a_population_goes_on_from_its_best_members(tmp_path: Path) -> None:
         "search": {"draws": 4},
         "scheduler": {"name": "pbt", "interval": 2, "quantile": 0.5},
     }
-    sweep(tmp_path, "concurrency=2", "rounds=6", **keys)
-    rows = table(tmp_path)
-    assert (rows.status == "finished").all(), rows.error.tolist()
-    assert (rows.rounds == 6).all()
-    histories = [
-        json.loads((tmp_path / "s" / label / "lineage.json").read_text())["lineage"] for label in rows.trial
-    ]
-    moves = [
-        (label, step) for label, history in zip(rows.trial, histories, strict=True)
-        for step in history if step["from"] != label
-    ]  # fmt: skip
+    # Members exchange only while they are at work together, which on a busy machine takes longer runs.
+    for last_round in (6, 24, 96):
+        folder = tmp_path / str(last_round)
+        folder.mkdir()
+        sweep(folder, "concurrency=2", f"rounds={last_round}", **keys)
+        rows = table(folder)
+        assert (rows.status == "finished").all(), rows.error.tolist()
+        assert (rows.rounds == last_round).all()
+        histories = {
+            label: json.loads((folder / "s" / label / "lineage.json").read_text())["lineage"]
+            for label in rows.trial
+        }
+        moves = [
+            (label, step) for label, history in histories.items() for step in history if step["from"] != label
+        ]
+        if moves:
+            break
     assert moves
     for label, step in moves:
-        rate = step["keys"]["training.optimizer.lr"]
-        assert 1e-4 <= rate <= 0.3
-        rounds = raypfl.Result(tmp_path / "s" / label).rounds()
-        assert sorted(set(rounds["round"])) == [*range(0, 7)] or sorted(set(rounds["round"])) == [
-            *range(1, 7)
-        ]
-    label, step = moves[-1]
-    last = [s for s in histories[list(rows.trial).index(label)]][-1]
-    config = yaml.safe_load((tmp_path / "s" / label / "config.yaml").read_text())
+        assert 1e-4 <= step["keys"]["training.optimizer.lr"] <= 0.3
+        rounds = set(raypfl.Result(folder / "s" / label).rounds()["round"])
+        assert rounds - {0} == set(range(1, last_round + 1))
+    label, _ = moves[-1]
+    last = histories[label][-1]
+    config = yaml.safe_load((folder / "s" / label / "config.yaml").read_text())
     assert config["training"]["optimizer"]["lr"] == last["keys"]["training.optimizer.lr"]
 
 
