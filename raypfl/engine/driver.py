@@ -113,8 +113,8 @@ class Driver:
                 if self._due(self._round) and "pre" in self._config.evaluation.points:
                     records = self._engine.evaluate(self._round).clients
                     self._attempt(lambda: self._metrics.add_evaluation(records))
-                    self._tell(records)
                     self._watchers.evaluation(records)
+                    self._tell(records)
                 return True
             self._one_round()
             if self._supervisor.stopping():
