@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import yaml
@@ -22,7 +23,10 @@ class Tensorboard(Watcher):
 
         folder = self._config.folder
         where = f"{run.folder}/tensorboard" if folder is None else f"{folder}/{run.name}"
-        self._writer: Any = SummaryWriter(where, purge_step=run.done + 1 if run.done else None)
+        # Files are named by the second: without this a run resumed within one would overwrite its own.
+        suffix = f".{time.time_ns()}"
+        purge = run.done + 1 if run.done else None
+        self._writer: Any = SummaryWriter(where, purge_step=purge, filename_suffix=suffix)
         self._writer.add_text(
             "config", f"```yaml\n{yaml.safe_dump(dict(run.config), sort_keys=False)}```", run.done
         )

@@ -58,6 +58,15 @@ def test_tensorboard_has_every_round_once_also_after_resuming(tmp_path: Path) ->
     assert found == [(round, pytest.approx(accuracy)) for round, accuracy in expected]
 
 
+def test_tensorboard_keeps_what_was_written_in_the_same_second(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        board = Tensorboard(TensorboardConfig(name="tensorboard", folder=str(tmp_path)))
+        board.begin(RUN)
+        board.figures(step, {"round": step})
+        board.end(failed=False)
+    assert len(list((tmp_path / "a" / "run").glob("events*"))) == 3
+
+
 def test_tensorboard_in_a_folder_of_ones_choice(tmp_path: Path) -> None:
     board = Tensorboard(TensorboardConfig(name="tensorboard", folder=str(tmp_path)))
     board.begin(RUN)
