@@ -159,11 +159,13 @@ def test_a_cluster_that_does_not_start_in_time_is_an_error(monkeypatch: pytest.M
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", late)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(
-        PlacementError, match=r"this machine: .* timed out .*\n.*engine.name=local needs no Ray"
+    with (
+        pytest.raises(
+            PlacementError, match=r"this machine: .* timed out .*\n.*engine.name=local needs no Ray"
+        ),
+        connected(None),
     ):
-        with connected(None):
-            raise AssertionError("there is no cluster")
+        raise AssertionError("there is no cluster")
 
 
 def test_a_cluster_that_is_not_there_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
