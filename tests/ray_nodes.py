@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,11 @@ class Nodes:
     def address(self) -> str:
         return str(self._ray.address)
 
-    def add(self, **options: Any) -> Any:
+    def add(self, environment: Mapping[str, str] | None = None, **options: Any) -> Any:
         """Start one more node: a raylet with an object store and workers of its own."""
         with pytest.MonkeyPatch.context() as patch:
             # Actors have the environment that their node was started in.
-            for name, value in stumbling.environment(self.folder).items():
+            for name, value in {**stumbling.environment(self.folder), **(environment or {})}.items():
                 patch.setenv(name, value)
             return self._ray.add_node(object_store_memory=STORE_BYTES, **options)
 

@@ -102,9 +102,8 @@ def end(root: Process, others: Sequence[Process] = (), *, grace_seconds: float) 
 
 def _parents() -> dict[Process, int]:
     """Everybody who runs now, with the process id of their parent."""
-    found = {
-        int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()
-    }
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = {pid: _stat(pid) for pid in pids}
     return {
         Process(pid, int(own[19])): int(own[1])
         for pid, own in found.items()

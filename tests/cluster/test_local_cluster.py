@@ -10,13 +10,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import stumbling
 import yaml
-from small_runs import CONFIG, assert_same_run, wait_until_ended
+from small_runs import CONFIG, assert_same_run, claim_of, wait_until_ended
 
 import raypfl
 from raypfl.cluster import local
@@ -88,15 +87,6 @@ def send(cluster: local.Cluster, project: Path, *arguments: str) -> tuple[int, s
     with sending(cluster, project, *arguments) as sent:
         said, _ = sent.communicate(timeout=300)
         return sent.returncode, said
-
-
-def blocked(sent: subprocess.Popen[str], stumble: Path) -> Path:
-    """The claim of the job's process that stumbles, waited for as long as there is a job."""
-    while sent.poll() is None:
-        with suppress(TimeoutError):
-            return stumbling.claimed(stumble, seconds=1.0)
-    said, _ = sent.communicate()
-    raise AssertionError(f"the job ended before it was blocked: {said}")
 
 
 def driver_of(cluster: local.Cluster) -> int:
@@ -176,7 +166,7 @@ def test_a_job_whose_driver_is_killed_goes_on_as_another_job(
     # A host has two clients with two batches each.
     stumbling.ask(stumble, "block", after=3 * 4 + 1)
     with sending(two_nodes, config.parent, str(config), f"storage_path={there.parent}", *PLACES) as sent:
-        claim = blocked(sent, stumble)
+        claim = claim_of(sent, stumble)
         try:
             gauges = Gauges(two_nodes).of_round(3)
             os.kill(driver_of(two_nodes), signal.SIGKILL)
