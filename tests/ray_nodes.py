@@ -23,25 +23,27 @@ class Nodes:
 
     Args:
         folder: in which its actors are asked to stumble.
+        settings: of Ray, for all nodes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         # Here, since tests are collected also where Ray is not needed.
         from ray.cluster_utils import Cluster
 
         self.folder = folder
         self._ray: Any = Cluster()
-        self.add(num_cpus=6, include_dashboard=False, _system_config={"prestart_worker_first_driver": False})
+        system = {"prestart_worker_first_driver": False, **(settings or {})}
+        self.add(num_cpus=6, include_dashboard=False, _system_config=system)
 
     @property
     def address(self) -> str:
         return str(self._ray.address)
 
-    def add(self, environment: Mapping[str, str] | None = None, **options: Any) -> Any:
+    def add(self, **options: Any) -> Any:
         """Start one more node: a raylet with an object store and workers of its own."""
         with pytest.MonkeyPatch.context() as patch:
             # Actors have the environment that their node was started in.
-            for name, value in {**stumbling.environment(self.folder), **(environment or {})}.items():
+            for name, value in stumbling.environment(self.folder).items():
                 patch.setenv(name, value)
             return self._ray.add_node(object_store_memory=STORE_BYTES, **options)
 
