@@ -21,6 +21,7 @@ from raypfl.data import Pool
 from raypfl.data.sources.images import ImageConfig
 from raypfl.engine import driver, planning
 from raypfl.engine.contract import Engine
+from raypfl.engine.faults import Tolerance
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.planning import describe, settle
 from raypfl.engine.supervisor import Supervisor
@@ -277,7 +278,8 @@ class Workshop:
             figure = f"{model}, {point}" + (" of the round before" if point == "pre" else "")
             console = Both(self._console, PlainConsole(log))
             with closing(self._engine(world)) as engine:
-                console.begin(RunTitle(label, config.rounds, done, figure, number, count))
+                within = _last_parts(folder, label)
+                console.begin(RunTitle(label, config.rounds, done, figure, number, count, within))
                 if checkpoint is not None:
                     engine.restore(checkpoint)
                 seen = RunSeen(
@@ -292,6 +294,9 @@ class Workshop:
                         console,
                         done=done,
                         reported=method.reported,
+                        tolerance=Tolerance(
+                            config.faults, already_dropped=0 if manifest is None else manifest.dropped
+                        ),
                         supervisor=supervisor,
                         watchers=watchers,
                     ).run()
@@ -422,6 +427,12 @@ def _typed(program: str) -> str:
 def _path_below(config: RunConfig, folder: RunFolder) -> str:
     """A run's folder as it stands below the storage path, as in `quickstart/fedavg-seed0`."""
     return str(folder.path).removeprefix(f"{place(config.storage_path)}/")
+
+
+def _last_parts(folder: RunFolder, label: str) -> str:
+    """A run's folder, with that of several runs if it is one of them."""
+    path = folder.path
+    return f"{path.parent.name}/{path.name}" if path.name == label else path.name
 
 
 def _name(config: ExperimentConfig) -> str:
