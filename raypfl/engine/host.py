@@ -304,6 +304,7 @@ class ClientHost:
                 "Lower training.optimizer.lr or the method's step sizes."
             )
 
+    @phase("evaluation")
     def _evaluate(
         self,
         work: Work,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.rng import numpy_generator
 from raypfl.training.augmentation import Changes
 
@@ -93,6 +94,7 @@ class Schedule(NamedTuple):
     """Samples of each batch, `[K, T]`; 0 behind a sequence's end."""
 
 
+@phase("batches")
 def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:
     """The samples of some clients side by side, and each client's indices into them.
 
@@ -105,6 +107,7 @@ def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[
     return Samples(pool.x.index_select(0, flat), pool.y.index_select(0, flat)), ranges
 
 
+@phase("batches")
 def shuffled(
     indices: Sequence[np.ndarray],
     draws: Sequence[int],
@@ -137,6 +140,7 @@ def shuffled(
     return plans
 
 
+@phase("batches")
 def continued(
     indices: Sequence[np.ndarray],
     draws: Callable[[int, int], int],
@@ -199,6 +203,7 @@ def _cut(passes: np.ndarray, batch_size: int) -> Schedule:
     return Schedule(index.reshape(1, epochs * steps, size), sizes.reshape(1, -1))
 
 
+@phase("batches")
 def together(schedules: Sequence[Schedule]) -> Schedule:
     """Stack schedules, padded to the longest and widest."""
     steps = max(plan.rows.shape[1] for plan in schedules)
@@ -255,6 +260,7 @@ def _part(count: Cut, number: int, parts: int) -> tuple[Cut, Cut]:
     return lo, hi + (hi == lo)
 
 
+@phase("batches")
 def _gather(data: Samples, index_kB: Tensor, rows: slice | Tensor, sizes: np.ndarray) -> Batch:
     num, length = index_kB.shape
     flat = index_kB.reshape(-1)

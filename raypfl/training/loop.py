@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.training.batches import Batch
 from raypfl.training.config import Optimizer
 from raypfl.training.optim import Moments
 
 if TYPE_CHECKING:
     from raypfl.training.cohort import Cohort
+    from raypfl.training.network import Rows
 
 Objective = Callable[..., Tensor]
 Hook = Callable[..., None]
@@ -57,8 +59,8 @@ class Loop(NamedTuple):
             leaf = w[at, self.columns].detach().requires_grad_()
             m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
             extras = [batch.narrow(extra) for extra in rows]
-            loss = self.objective(m, batch, *extras)
-            (g,) = torch.autograd.grad(loss.sum(), leaf)
+            loss = self._losses(m, batch, extras)
+            g = gradient(loss, leaf)
             with torch.no_grad():
                 if self.rho:
                     g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
@@ -67,7 +69,7 @@ class Loop(NamedTuple):
                 if self.on_gradient is not None:
                     self.on_gradient(g, batch, *extras)
                 moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
-                self.optimizer.step(moved, g, own, self.lr)
+                self._step(moved, g, own)
                 if self.after_step is not None:
                     self.after_step(moved, batch, *extras)
                 if not isinstance(at, slice):
@@ -79,3 +81,18 @@ class Loop(NamedTuple):
                 samples[at] += batch.sizes
         w[:, net.statistics] = buffers
         return w, *memory, loss_sum / samples, measured
+
+    @phase("forward")
+    def _losses(self, m: Rows, batch: Batch, extras: list[Tensor]) -> Tensor:
+        return self.objective(m, batch, *extras)
+
+    @phase("optimizer")
+    def _step(self, w: Tensor, g: Tensor, moments: Moments) -> None:
+        self.optimizer.step(w, g, moments, self.lr)
+
+
+@phase("backward")
+def gradient(loss_K: Tensor, leaf_KP: Tensor) -> Tensor:
+    """The gradient of each client's loss by its own row `[K, P]`."""
+    (g_KP,) = torch.autograd.grad(loss_K.sum(), leaf_KP)
+    return g_KP
