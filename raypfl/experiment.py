@@ -12,6 +12,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from raypfl import data
 from raypfl.configuration import Source, expand, load, to_dict, to_yaml
 from raypfl.console import Both, Console, PlainConsole, RunTitle
@@ -386,7 +388,8 @@ def pool_key(config: RunConfig) -> str:
 
 def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> None:
     """Refuse to continue with other settings, data or kind of device than the checkpoint was made with."""
-    check_same(f"the checkpoint of round {manifest.round}", manifest.config, to_dict(world.config))
+    before = _completed(manifest.config)
+    check_same(f"the checkpoint of round {manifest.round}", before, to_dict(world.config))
     device = training_device(world.config).type
     for what, then, now in (
         ("data", manifest.data, world.data),
@@ -398,6 +401,15 @@ def _check_unchanged(folder: RunFolder, manifest: Manifest, world: World) -> Non
                 f"{folder.path}: the {what} of its checkpoint is {then}, and is now {now}. Continue with "
                 "what the run began with, or start a new run under another `name=`."
             )
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that an earlier version saved, with the defaults of options that came since."""
+    try:
+        return to_dict(RunConfig.model_validate(config))
+    except ValidationError:
+        # It has what is no option any more; the comparison says which.
+        return config
 
 
 def _typed(program: str) -> str:

@@ -207,7 +207,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     Only a local cluster that was started here is shut down again.
 
     Raises:
-        PlacementError: no cluster answers at `address`.
+        PlacementError: no cluster answers at `address`, or none could be started.
     """
     import ray
 
@@ -223,9 +223,11 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         options |= {"address": address}
     try:
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray has no type of its own for a start that took too long.
         where = "on this machine" if address is None else f"at {address}"
-        raise PlacementError(f"no Ray cluster {where}: {error}") from None
+        raise PlacementError(
+            f"no Ray cluster {where}: {error}\nOn a busy machine try again; engine.name=local needs no Ray."
+        ) from error
     try:
         yield nodes_alive()
     finally:

@@ -182,6 +182,22 @@ def test_one_client_an_actor() -> None:
     assert sorted(ids_of(world, blocks).tolist() for blocks in dealt) == [[0], [1], [2], [3]]
 
 
+def test_a_cluster_that_does_not_start_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(
+            PlacementError, match=r"this machine: .* timed out .*\n.*engine.name=local needs no Ray"
+        ),
+        connected(None),
+    ):
+        raise AssertionError("there is no cluster")
+
+
 def test_a_cluster_that_is_not_there_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with (
