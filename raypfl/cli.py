@@ -253,19 +253,26 @@ def new_method(
 
 @bench_app.command("rounds")
 def bench_rounds(
-    names: Annotated[list[str] | None, typer.Argument(help="Workloads: mlp, lenet5; all if none.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="mlp, mlp-10, lenet5, lenet5-10, resnet8, resnet18; all if none."),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds of each contender.")] = 7,
     epochs: Annotated[int | None, typer.Option(min=1, help="Local epochs instead of the workload's.")] = None,
+    clients: Annotated[int | None, typer.Option(min=2, help="Clients instead of the workload's.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Without Ray, in processor time: ratios hold on a busy machine.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few clients, one epoch: does it run?")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for bench.parquet and bench.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.parquet, .json and .png.")] = None,
 ) -> None:
     """Time a round in turn with a plain PyTorch loop on all cores of this machine (what no name means)."""
     from raypfl import bench
     from raypfl.console import console_for
 
-    workloads = bench.chosen(names or [], epochs=epochs, quick=quick)
+    workloads = bench.chosen(names or [], epochs=epochs, clients=clients, quick=quick)
     with console_for() as console:
-        bench.run(workloads, rounds, console=console, out=out)
+        bench.run(workloads, rounds, console=console, local=local, out=out)
 
 
 @bench_app.command("methods")

@@ -1,4 +1,4 @@
-"""What a server's work is, by name: functions say which phase they belong to, and a watcher may listen.
+"""What work is spent on, by name: functions say which phase they belong to, and a watcher may listen.
 
 Without a watcher a marked function costs one look at a context variable more than a plain one. There is no
 clock here: whoever wants seconds brings it (`raypfl.engine.phases`).
@@ -12,6 +12,10 @@ from functools import wraps
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
 Phase = Literal["distances", "qp", "mixing", "sampling", "messages", "other"]
+"""Of a server's work."""
+ClientPhase = Literal["batches", "forward", "backward", "optimizer", "evaluation"]
+"""Of clients' work; batches of an evaluation count as batches."""
+AnyPhase = Phase | ClientPhase
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -20,7 +24,7 @@ Result = TypeVar("Result")
 class Watcher(Protocol):
     """Is told when a phase begins and when it ends; phases may be inside one another."""
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: AnyPhase) -> None:
         """A phase begins."""
 
     def leave(self) -> None:
@@ -31,7 +35,7 @@ WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 """Who is told in this thread; None: nobody."""
 
 
-def phase(name: Phase) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def phase(name: AnyPhase) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Mark a function as work of a phase."""
 
     def mark(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

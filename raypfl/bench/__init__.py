@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raypfl.bench import method_report, methods
+from raypfl.bench import method_report, methods, plots
 from raypfl.bench.methods import Costs
-from raypfl.bench.report import refuse_overwriting, show, write
+from raypfl.bench.report import refuse_overwriting, show, show_phases, write
 from raypfl.bench.runner import Measured, Result, Spread, measure
 from raypfl.bench.workloads import WORKLOADS, Workload, chosen
 from raypfl.console import Console
@@ -27,7 +27,12 @@ __all__ = [
 
 
 def run(
-    workloads: Sequence[Workload], rounds: int, *, console: Console, out: Path | None = None
+    workloads: Sequence[Workload],
+    rounds: int,
+    *,
+    console: Console,
+    local: bool = False,
+    out: Path | None = None,
 ) -> list[Result]:
     """Measure workloads one after the other and show a table of each.
 
@@ -35,8 +40,10 @@ def run(
         workloads: what to measure (`chosen`).
         rounds: counted rounds of each contender.
         console: where progress and tables go.
-        out: a folder for `bench.parquet` (every round) and `bench.json` (what they come to, and machine
-            and versions); written after each workload.
+        local: without Ray, both in this process and in its processor time, which other processes of a busy
+            machine do not lengthen as they do wall clock.
+        out: a folder for `bench.parquet` (every round), `bench.json` (what they come to, and machine
+            and versions) and `bench.png`; written after each workload.
 
     Raises:
         StorageError: the folder has results already, or cannot be written.
@@ -45,10 +52,12 @@ def run(
         refuse_overwriting(out)
     results: list[Result] = []
     for workload in workloads:
-        results.append(measure(workload, rounds, console))
+        results.append(measure(workload, rounds, console, local=local))
         console.table(show(results[-1]))
+        console.table(show_phases(results[-1]))
         if out is not None:
             write(out, results)
+            plots.write(out, results)
     return results
 
 

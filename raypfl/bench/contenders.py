@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 
-from raypfl.bench.baseline import PlainProcesses
-from raypfl.bench.workloads import HOST_CPUS, Workload
+from raypfl.algebra.phases import AnyPhase
+from raypfl.bench.baseline import PlainClient, PlainProcesses
+from raypfl.bench.workloads import HOST_CPUS, SEED, Workload
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
+from raypfl.engine.phases import PhaseClock
 from raypfl.engine.placement import Placement, connected
+from raypfl.rng import key, torch_seeded
 
 NAN = float("nan")
 
@@ -22,7 +27,7 @@ class Turn(NamedTuple):
     """One round of one contender; what a contender does not have is NaN."""
 
     seconds: float
-    """Wall clock of the whole round."""
+    """The whole round: wall clock, or processor time where contenders share one process."""
     work_seconds: float = NAN
     """Training and evaluation on the slowest host."""
     server_seconds: float = NAN
@@ -94,8 +99,71 @@ class Engined:
         )
 
 
-def line_up(workload: Workload, stack: ExitStack) -> list[Contender]:
-    """Start every contender, the baseline first; `stack` ends them.
+class PlainHere:
+    """The baseline in this process; its rounds are counted in processor time."""
+
+    name = "plain loop"
+    processes = 1
+
+    def __init__(self, workload: Workload) -> None:
+        begin = time.perf_counter()
+        self._clients = [PlainClient(workload, client) for client in range(workload.num_clients)]
+        self.start_seconds = time.perf_counter() - begin
+
+    def round(self, round: int) -> Turn:
+        """Do and time a round."""
+        begin = time.process_time()
+        with torch_seeded(key(SEED, "bench batches", round, 0)):
+            for client in self._clients:
+                client.train()
+        for client in self._clients:
+            client.accuracy()
+        return Turn(time.process_time() - begin)
+
+
+class EngineHere:
+    """The engine without Ray; its rounds are counted in processor time."""
+
+    name = "local"
+    processes = 1
+
+    def __init__(self, engine: LocalEngine, start_seconds: float) -> None:
+        self._engine, self.start_seconds = engine, start_seconds
+
+    def round(self, round: int) -> Turn:
+        """Do and time a round."""
+        begin = time.process_time()
+        report = self._engine.round(round, evaluate_pre=False, evaluate_post=True)
+        seconds = time.process_time() - begin
+        return Turn(seconds, sent_bytes=sum(int(messages["bytes"].sum()) for messages in report.traffic))
+
+
+def line_up_here(workload: Workload, stack: ExitStack) -> tuple[list[Contender], LocalEngine]:
+    """The baseline and the engine without Ray, in this process on one thread; `stack` ends them.
+
+    Args:
+        workload: what they do.
+        stack: entered by the caller.
+    """
+    begin = time.perf_counter()
+    pool = workload.pool()
+    # It settles the number of threads, for the baseline as well.
+    engine = stack.enter_context(closing(LocalEngine(workload.world(pool), pool)))
+    here = EngineHere(engine, time.perf_counter() - begin)
+    return [PlainHere(workload), here], engine
+
+
+def spent(engine: LocalEngine, rounds: Sequence[int]) -> dict[AnyPhase, float]:
+    """Processor seconds of a round by what they are spent on, clients and server, a mean over some rounds."""
+    clock = PhaseClock(torch.device("cpu"), on=True)
+    with clock.running():
+        for round in rounds:
+            engine.round(round, evaluate_pre=False, evaluate_post=True)
+    return {phase: own.cpu_seconds / len(rounds) for phase, own in clock.take_all().items()}
+
+
+def line_up(workload: Workload, stack: ExitStack) -> tuple[list[Contender], LocalEngine]:
+    """Start every contender, the baseline first; `stack` ends them. Also the engine without Ray.
 
     Args:
         workload: what they do.
@@ -122,7 +190,7 @@ def line_up(workload: Workload, stack: ExitStack) -> list[Contender]:
     begin = time.perf_counter()
     local = stack.enter_context(closing(LocalEngine(one, pool)))
     contenders.append(Engined("local", local, 1, time.perf_counter() - begin))
-    return contenders
+    return contenders, local
 
 
 def cores() -> int:

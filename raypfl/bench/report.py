@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from raypfl.bench.contenders import Turn, cores
 from raypfl.bench.runner import WARM_UP, Measured, Result, Spread
+from raypfl.engine.phases import CLIENT_PHASES, PHASES
 from raypfl.errors import StorageError
 from raypfl.records.environment import environment
 from raypfl.records.files import replacing, write_json
@@ -24,6 +25,24 @@ TABLE, SUMMARY = "bench.parquet", "bench.json"
 def show(result: Result) -> Grid:
     """One workload's table: medians, and quartiles in brackets."""
     workload = result.workload
+    done = (
+        f"{workload.name}: {workload.model}, {workload.num_clients} clients x {workload.train_samples} "
+        f"samples, {workload.epochs} epochs of batches of {workload.batch_size}; "
+        f"{len(result.baseline.turns)} rounds in turn, medians [quartiles]."
+    )
+    held = f"Server at its peak: {result.server_rows:.2f} rows per client."
+    if result.local:
+        here = tuple(
+            (
+                one.contender,
+                _bracketed(one.spread("seconds")),
+                ratio(one.over(result.baseline)),
+                number(one.start_seconds),
+            )
+            for one in result.measured
+        )
+        note = f"{done} Processor time of one thread, both in one process.\n{held}"
+        return Grid(("contender", "round s", "to plain loop", "start s"), here, note=note)
     rows = tuple(_row(one, result.baseline) for one in result.measured)
     header = (
         "contender",
@@ -36,15 +55,28 @@ def show(result: Result) -> Grid:
         "start s",
     )
     faster = result.all_over_one
+    gain = "" if faster is None else f"Ray, a host a core over one host: {ratio(faster)} rounds/s. "
     note = (
-        f"{workload.name}: {workload.model}, {workload.num_clients} clients x {workload.train_samples} "
-        f"samples, {workload.epochs} epochs of batches of {workload.batch_size}; "
-        f"{len(result.baseline.turns)} rounds in turn, medians [quartiles]. host: work of the slowest; "
+        f"{done} host: work of the slowest; "
         "engine: the rest of the round but the server's part; 2x copy: twice copying the bytes sent.\n"
-        f"Ray, a host a core over one host: {ratio(faster)} rounds/s. "
-        f"Server at its peak: {result.server_rows:.2f} rows per client."
+        f"{gain}{held}"
     )
     return Grid(header, rows, note=note)
+
+
+def show_phases(result: Result) -> Grid:
+    """Where the time goes, clients and server, in the engine without Ray."""
+    total = sum(result.phases.values())
+    rows = tuple(
+        (phase, number(result.phases[phase] * 1e3), f"{result.phases[phase] / total:.1%}")
+        for phase in (*CLIENT_PHASES, *PHASES)
+        if phase in result.phases
+    )
+    note = (
+        f"{result.workload.name}: one thread, without Ray. forward: losses of batches; optimizer: the step; "
+        "evaluation: less its batches; the server's: distances, qp, mixing, sampling, messages."
+    )
+    return Grid(("spent on", "ms a round", "share"), rows, note=note)
 
 
 def refuse_overwriting(folder: Path) -> None:
@@ -113,6 +145,8 @@ def _rounds(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [
         {
             "workload": result.workload.name,
+            "clients": result.workload.num_clients,
+            "batch_size": result.workload.batch_size,
             "contender": one.contender,
             "processes": one.processes,
             "round": round,
@@ -129,7 +163,9 @@ def _summary(result: Result) -> dict[str, Any]:
     return {
         **asdict(result.workload),
         "server_rows": result.server_rows,
-        "all_over_one": result.all_over_one._asdict(),
+        "clock": "processor" if result.local else "wall",
+        "all_over_one": None if result.all_over_one is None else result.all_over_one._asdict(),
+        "phases": dict(result.phases),
         "contenders": [
             {
                 "contender": one.contender,

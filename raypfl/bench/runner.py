@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raypfl.bench.contenders import Turn, line_up
+from raypfl.algebra.phases import AnyPhase
+from raypfl.bench.contenders import Turn, line_up, line_up_here, spent
 from raypfl.bench.memory import server_rows
 from raypfl.bench.workloads import Workload
 from raypfl.console import Console
 
 WARM_UP = 2
 """Rounds that are not counted: first calls of libraries, first pages of Ray's store."""
+PHASE_ROUNDS = 2
+"""Rounds of the engine without Ray whose time is split by what it is spent on; not counted either."""
 
 
 class Spread(NamedTuple):
@@ -45,7 +48,7 @@ class Measured(NamedTuple):
         return spread(self.column(name))
 
     def over(self, other: Measured) -> Spread:
-        """Wall clock as a multiple of another's in the same turn; below 1 is faster."""
+        """Time as a multiple of another's in the same turn; below 1 is faster."""
         return spread(self.column("seconds") / other.column("seconds"))
 
 
@@ -56,7 +59,12 @@ class Result(NamedTuple):
     server_rows: float
     """Peak storage of the server, in rows a client (`memory.server_rows`)."""
     measured: tuple[Measured, ...]
-    """The baseline first, then Ray on all cores, Ray with one host, and the engine without Ray."""
+    """The baseline first, then Ray on all cores, Ray with one host, and the engine without Ray; or the
+    first and the last."""
+    local: bool
+    """Whether times are processor time of this process, and there is no Ray."""
+    phases: dict[AnyPhase, float]
+    """Processor seconds of a round of the engine without Ray, by what they are spent on."""
 
     @property
     def baseline(self) -> Measured:
@@ -64,13 +72,15 @@ class Result(NamedTuple):
         return self.measured[0]
 
     @property
-    def all_over_one(self) -> Spread:
+    def all_over_one(self) -> Spread | None:
         """Rounds a second of Ray with a host a core, as a multiple of those with one host."""
         hosts = [one for one in self.measured if one.contender.startswith("ray")]
-        return hosts[-1].over(hosts[0])
+        return hosts[-1].over(hosts[0]) if hosts else None
 
 
-def measure(workload: Workload, rounds: int, console: Console | None = None) -> Result:
+def measure(
+    workload: Workload, rounds: int, console: Console | None = None, *, local: bool = False
+) -> Result:
     """Let the contenders do `WARM_UP` rounds and then `rounds` that count, in turn.
 
     In a script, the call belongs under `if __name__ == "__main__":`, since the baseline starts processes.
@@ -79,12 +89,13 @@ def measure(workload: Workload, rounds: int, console: Console | None = None) -> 
         workload: what they do.
         rounds: counted rounds of each contender.
         console: what shows the progress; nothing does by default.
+        local: without Ray, both in this process and in its processor time.
     """
     console = console or Console()
     console.note(f"{workload.name}: starting")
     rows = server_rows(workload)
     with ExitStack() as stack:
-        contenders = line_up(workload, stack)
+        contenders, engine = (line_up_here if local else line_up)(workload, stack)
         turns: list[list[Turn]] = [[] for _ in contenders]
         for round in range(1, WARM_UP + rounds + 1):
             for place in range(len(contenders)):
@@ -102,7 +113,9 @@ def measure(workload: Workload, rounds: int, console: Console | None = None) -> 
             Measured(one.name, one.processes, one.start_seconds, tuple(own))
             for one, own in zip(contenders, turns, strict=True)
         )
-    return Result(workload, rows, measured)
+        last_round = WARM_UP + rounds
+        phases = spent(engine, range(last_round + 1, last_round + PHASE_ROUNDS + 1))
+    return Result(workload, rows, measured, local, phases)
 
 
 def spread(values: np.ndarray) -> Spread:

@@ -86,40 +86,60 @@ class Workload:
         return Federation(tuple(ClientIndices(*np.split(own, cuts)) for own in rows))
 
 
+_MLP = Workload(
+    name="mlp",
+    data="fmnist",
+    input_shape=(1, 28, 28),
+    num_classes=10,
+    num_clients=40,
+    train_samples=300,
+    test_samples=100,
+    model="mlp",
+)
+_LENET5 = Workload(
+    name="lenet5",
+    data="cifar10",
+    input_shape=(3, 32, 32),
+    num_classes=10,
+    num_clients=40,
+    train_samples=500,
+    test_samples=100,
+    model="lenet5",
+)
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
-            name="mlp",
-            data="fmnist",
-            input_shape=(1, 28, 28),
-            num_classes=10,
-            num_clients=40,
-            train_samples=300,
-            test_samples=100,
-            model="mlp",
-        ),
-        Workload(
-            name="lenet5",
-            data="cifar10",
-            input_shape=(3, 32, 32),
-            num_classes=10,
-            num_clients=40,
-            train_samples=500,
-            test_samples=100,
-            model="lenet5",
+        _MLP,
+        replace(_MLP, name="mlp-10", batch_size=10),
+        _LENET5,
+        replace(_LENET5, name="lenet5-10", batch_size=10),
+        replace(_LENET5, name="resnet8", model="resnet8", num_clients=8, train_samples=100, epochs=1),
+        # A step takes a second: what fits a minute.
+        replace(
+            _LENET5,
+            name="resnet18",
+            model="resnet18",
+            num_clients=2,
+            train_samples=40,
+            test_samples=20,
+            epochs=1,
+            batch_size=20,
         ),
     )
 }
-"""DiversiFed's two settings on 40 clients, by name."""
+"""DiversiFed's two settings, with batches of 100 and of 10, and two residual networks; by name."""
 
 
-def chosen(names: Iterable[str], *, epochs: int | None = None, quick: bool = False) -> list[Workload]:
+def chosen(
+    names: Iterable[str], *, epochs: int | None = None, clients: int | None = None, quick: bool = False
+) -> list[Workload]:
     """The workloads of these names; all of them for none.
 
     Args:
         names: keys of `WORKLOADS`.
         epochs: local epochs instead of each workload's own.
+        clients: so many instead of each workload's own.
         quick: few clients and one epoch, to see that everything runs; the figures mean nothing.
 
     Raises:
@@ -132,4 +152,6 @@ def chosen(names: Iterable[str], *, epochs: int | None = None, quick: bool = Fal
     found = [WORKLOADS[name] for name in names]
     if quick:
         found = [replace(workload, num_clients=8, epochs=1) for workload in found]
+    if clients is not None:
+        found = [replace(workload, num_clients=clients) for workload in found]
     return [workload if epochs is None else replace(workload, epochs=epochs) for workload in found]

@@ -82,11 +82,22 @@ def _together(
     first = parts[0][1]
     if first is None:
         return None
+    if len(parts) == 1 and _is_all(parts[0][0], len(first)):
+        return first
     out = first.new_empty(len(rows) + len(away), *first.shape[1:])
     for at, part in parts:
         assert part is not None
         out[at] = part
     return out
+
+
+def picked(own: Tensor, chosen: Tensor) -> Tensor:
+    """These rows of the models of a block; the models themselves where these are all of them in order."""
+    return own if _is_all(chosen, len(own)) else own[chosen]
+
+
+def _is_all(rows: Tensor, count: int) -> bool:
+    return torch.equal(rows, torch.arange(count, device=rows.device))
 
 
 def score(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra.phases import phase
-from raypfl.engine.evaluation import score, tried
+from raypfl.engine.evaluation import picked, score, tried
 from raypfl.engine.messages import put, take
 from raypfl.engine.world import World, samples_on
 from raypfl.errors import ClientError, DivergedError, RaypflError
@@ -292,7 +292,9 @@ class ClientHost:
         self, round: int, participants: Tensor, losses: Tensor | None, fields: Sequence[Tensor]
     ) -> None:
         finite = torch.ones(len(participants), dtype=torch.bool, device=self.device)
-        for rows in (*fields, *(() if losses is None else (losses,))):
+        # What a client keeps and what it sends are often one tensor.
+        distinct = {(rows.data_ptr(), rows.shape, rows.stride()): rows for rows in fields}
+        for rows in (*distinct.values(), *(() if losses is None else (losses,))):
             if rows.is_floating_point():
                 finite &= rows.flatten(1).isfinite().all(1) if rows.dim() > 1 else rows.isfinite()
         if not finite.all():
@@ -304,6 +306,7 @@ class ClientHost:
                 "Lower training.optimizer.lr or the method's step sizes."
             )
 
+    @phase("evaluation")
     def _evaluate(
         self,
         work: Work,
@@ -343,7 +346,9 @@ class ClientHost:
             }
             for model, own in models.items()
             for tested in [
-                self.method.adapted(cohort, own[chosen]) if model == "personalised" else own[chosen]
+                self.method.adapted(cohort, picked(own, chosen))
+                if model == "personalised"
+                else picked(own, chosen)
             ]
             for split in self.splits
             for accuracy, loss, samples in [score(self.method, cohort, model, tested, split)]

@@ -1,17 +1,18 @@
-"""What a server's seconds are spent on, for those who study it; nothing is measured unless asked for."""
+"""What seconds are spent on, for those who study it; nothing is measured unless asked for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 import torch
 
-from raypfl.algebra.phases import WATCHER, Phase
+from raypfl.algebra.phases import WATCHER, AnyPhase, ClientPhase, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
+CLIENT_PHASES: tuple[ClientPhase, ...] = get_args(ClientPhase)
 
 
 class Spent(NamedTuple):
@@ -20,7 +21,7 @@ class Spent(NamedTuple):
     seconds: float
     """Wall clock."""
     cpu_seconds: float
-    """Processor time of the server's process, all its threads: the same whatever else the machine does."""
+    """Processor time of the process, all its threads: the same whatever else the machine does."""
 
 
 class PhaseClock:
@@ -33,8 +34,8 @@ class PhaseClock:
 
     def __init__(self, device: torch.device, *, on: bool) -> None:
         self._device, self._on = device, on
-        self._stack: list[Phase] = []
-        self._spent: dict[Phase, Spent] = {}
+        self._stack: list[AnyPhase] = []
+        self._spent: dict[AnyPhase, Spent] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -51,7 +52,7 @@ class PhaseClock:
             self.leave()
             WATCHER.reset(token)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: AnyPhase) -> None:
         """See `Watcher.enter`."""
         self._charge()
         self._stack.append(phase)
@@ -62,7 +63,11 @@ class PhaseClock:
         self._stack.pop()
 
     def take(self) -> dict[Phase, Spent]:
-        """What was spent since the last call, by phase; empty where nobody listens."""
+        """What a server spent since the last call, by phase; empty where nobody listens."""
+        return cast(dict[Phase, Spent], self.take_all())
+
+    def take_all(self) -> dict[AnyPhase, Spent]:
+        """The same where clients work in this process, too."""
         spent, self._spent = self._spent, {}
         return spent
 
@@ -92,7 +97,7 @@ def beside(parts: Sequence[dict[Phase, Spent]]) -> dict[Phase, Spent]:
     }
 
 
-def together(parts: Iterable[dict[Phase, Spent]]) -> dict[Phase, Spent]:
+def together(parts: Iterable[Mapping[Phase, Spent]]) -> dict[Phase, Spent]:
     """The phases of several pieces of work."""
     parts = list(parts)
     names = [name for name in PHASES if any(name in part for part in parts)]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.rng import numpy_generator
 from raypfl.training.augmentation import Changes
 
@@ -93,6 +94,7 @@ class Schedule(NamedTuple):
     """Samples of each batch, `[K, T]`; 0 behind a sequence's end."""
 
 
+@phase("batches")
 def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:
     """The samples of some clients side by side, and each client's indices into them.
 
@@ -105,6 +107,7 @@ def gather(pool: Samples, indices: Sequence[np.ndarray]) -> tuple[Samples, list[
     return Samples(pool.x.index_select(0, flat), pool.y.index_select(0, flat)), ranges
 
 
+@phase("batches")
 def shuffled(
     indices: Sequence[np.ndarray],
     draws: Sequence[int],
@@ -137,6 +140,7 @@ def shuffled(
     return plans
 
 
+@phase("batches")
 def continued(
     indices: Sequence[np.ndarray],
     draws: Callable[[int, int], int],
@@ -199,6 +203,7 @@ def _cut(passes: np.ndarray, batch_size: int) -> Schedule:
     return Schedule(index.reshape(1, epochs * steps, size), sizes.reshape(1, -1))
 
 
+@phase("batches")
 def together(schedules: Sequence[Schedule]) -> Schedule:
     """Stack schedules, padded to the longest and widest."""
     steps = max(plan.rows.shape[1] for plan in schedules)
@@ -228,40 +233,65 @@ def steps_of(
 
 
 def _steps(schedule: Schedule, data: Samples, pad: bool) -> Iterator[tuple[int, Batch]]:
-    index = torch.from_numpy(schedule.rows).to(data.x.device)
-    for step in range(schedule.rows.shape[1]):
-        sizes = schedule.sizes[:, step]
-        active = int(np.count_nonzero(sizes))
-        sizes = sizes[:active]
-        lengths = np.unique(sizes)
-        if len(lengths) == 1 or pad:
-            yield step, _gather(data, index[:active, step, : lengths[-1]], slice(0, active), sizes)
+    plan = _Plan.of(schedule, data)
+    longest, shortest = schedule.sizes.max(0), plan.shortest
+    for step, active in enumerate(plan.active):
+        if pad or longest[step] == shortest[step]:
+            yield step, plan.gather(data, step, slice(0, active), int(longest[step]))
         else:
-            for length in lengths[::-1]:
-                group = np.flatnonzero(sizes == length)
-                rows = torch.from_numpy(group).to(index.device)
-                yield step, _gather(data, index[rows, step, :length], rows, sizes[group])
+            sizes = schedule.sizes[:active, step]
+            for length in np.unique(sizes)[::-1]:
+                rows = torch.from_numpy(np.flatnonzero(sizes == length)).to(data.x.device)
+                yield step, plan.gather(data, step, rows, int(length))
+
+
+class _Plan(NamedTuple):
+    """Everything of a schedule that a step reads, where the samples are."""
+
+    index: Tensor
+    """Rows of the samples `[T, K, B]`."""
+    y: Tensor
+    """Their labels `[T, K, B]`."""
+    sizes: Tensor
+    """Samples of each batch `[T, K]`, in the inputs' dtype."""
+    active: list[int]
+    """Clients of each step."""
+    shortest: np.ndarray
+    """Samples of the shortest batch of each step."""
+
+    @classmethod
+    @phase("batches")
+    def of(cls, schedule: Schedule, data: Samples) -> _Plan:
+        """Made once for all steps."""
+        index = torch.from_numpy(schedule.rows.swapaxes(0, 1).copy()).to(data.x.device)
+        sizes = torch.from_numpy(schedule.sizes.T.copy()).to(device=data.x.device, dtype=data.x.dtype)
+        shortest = np.where(schedule.sizes > 0, schedule.sizes, schedule.rows.shape[2]).min(0)
+        active = np.count_nonzero(schedule.sizes, axis=0).tolist()
+        return cls(index, data.y[index], sizes, active, shortest)
+
+    @phase("batches")
+    def gather(self, data: Samples, step: int, rows: slice | Tensor, length: int) -> Batch:
+        """The batch of some clients, so many samples wide."""
+        index, y, sizes = (part[step, rows] for part in (self.index, self.y, self.sizes))
+        index, y = index[:, :length], y[:, :length]
+        x = data.x.index_select(0, index.reshape(-1)).view(*index.shape, *data.x.shape[1:])
+        mask = None
+        # Where lengths differ and rows are a group of one length, that is the length.
+        if isinstance(rows, slice) and self.shortest[step] < length:
+            mask = (torch.arange(length, device=x.device) < sizes[:, None]).to(x.dtype)
+        return Batch(rows, x, y.contiguous(), mask, sizes)
 
 
 def padding(data: Samples, num_clients: int) -> Batch:
     """A batch of clients none of whom has a sample."""
-    nothing = torch.zeros(num_clients, 1, dtype=torch.int64, device=data.x.device)
-    return _gather(data, nothing, slice(0, num_clients), np.zeros(num_clients, np.int64))
+    nothing = torch.zeros(num_clients, dtype=torch.int64, device=data.x.device)
+    none = data.x.new_zeros(num_clients)
+    return Batch(
+        slice(0, num_clients), data.x[nothing][:, None], data.y[nothing][:, None], none[:, None], none
+    )
 
 
 def _part(count: Cut, number: int, parts: int) -> tuple[Cut, Cut]:
     """Where one of so many parts of `count` samples begins and ends; at least one sample."""
     lo, hi = count * number // parts, count * (number + 1) // parts
     return lo, hi + (hi == lo)
-
-
-def _gather(data: Samples, index_kB: Tensor, rows: slice | Tensor, sizes: np.ndarray) -> Batch:
-    num, length = index_kB.shape
-    flat = index_kB.reshape(-1)
-    x = data.x.index_select(0, flat).view(num, length, *data.x.shape[1:])
-    y = data.y.index_select(0, flat).view(num, length)
-    counts = torch.from_numpy(sizes).to(device=x.device, dtype=x.dtype)
-    mask = None
-    if sizes.min() < length:
-        mask = (torch.arange(length, device=x.device) < counts[:, None]).to(x.dtype)
-    return Batch(rows, x, y, mask, counts)

@@ -184,12 +184,14 @@ class Cohort:
             purpose=purpose,
         )
         kept = self.velocity if moments is None and isinstance(chosen, SGD) and chosen.momentum else None
-        if moments is None:
-            moments = chosen.moments(w[:, loop.columns])
         if kept is not None:
-            moments = moments._replace(first=kept[:, loop.columns])
-        anchor = w.new_zeros(1, 0) if pull is None else pull[1]
-        w, *memory, losses, measured = self.run(loop.train, w, *moments, anchor, *rows, purpose=purpose)
+            moments = chosen.moments(w[:, loop.columns])._replace(first=kept[:, loop.columns])
+        nothing = w.new_zeros(1, 0)
+        anchor = nothing if pull is None else pull[1]
+        # Each chunk makes its own where they are fresh.
+        before = [nothing] * len(Moments._fields) if moments is None else moments
+        loop = loop._replace(fresh=moments is None)
+        w, *memory, losses, measured = self.run(loop.train, w, *before, anchor, *rows, purpose=purpose)
         self.losses = losses
         if kept is not None:
             self.velocity = kept.clone()
@@ -222,16 +224,19 @@ class Cohort:
         kind = [0] * len(self) if kinds is None else kinds.tolist()
         order = sorted(range(len(self)), key=lambda row: (kind[row], -steps[row]))
         parts: list[tuple[Tensor, ...]] = []
-        for chosen in self._cut(order, kind):
+        in_order = order == list(range(len(self)))
+        chunks = list(self._cut(order, kind))
+        # Rows that one chunk takes as they stand are not copied; nor is what it makes of them.
+        whole = in_order and len(chunks) == 1
+        for chosen in chunks:
             chunk = self._chunk(chosen)
             at = torch.tensor(chosen, device=self.net.device)
             if self.on_chunk is not None:
                 self.on_chunk(chunk.ids)
             try:
                 with chunk._noise(purpose):
-                    parts.append(
-                        work(chunk, *(tensor if len(tensor) == 1 else tensor[at] for tensor in rows))
-                    )
+                    own = (tensor if whole or len(tensor) == 1 else tensor[at] for tensor in rows)
+                    parts.append(work(chunk, *own))
             except RaypflError:
                 raise
             except Exception:
@@ -239,8 +244,16 @@ class Cohort:
                     f"client(s) {chunk.ids.tolist()}, round {self.round}:\n{traceback.format_exc()}",
                     chunk.ids.tolist(),
                 ) from None
+        if whole:
+            given = {tensor.untyped_storage().data_ptr() for tensor in rows}
+            return tuple(
+                piece.clone() if piece.untyped_storage().data_ptr() in given else piece for piece in parts[0]
+            )
+        joined = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        if in_order:
+            return tuple(joined)
         back = torch.tensor(order, device=self.net.device).argsort()
-        return tuple(torch.cat(pieces)[back] for pieces in zip(*parts, strict=True))
+        return tuple(pieces[back] for pieces in joined)
 
     def batches(
         self,
@@ -316,9 +329,11 @@ class Cohort:
             plan = together(in_order([indices[row] for row in order], PASS_BATCH))
             total: Tensor | None = None
             at = torch.tensor(order, device=self.net.device)
+            everyone = order == list(range(len(chunk)))
             for batch in steps_of(plan, chunk.data.pool, pad=True):
                 rows = at[batch.rows]
-                value = measure(made(chunk.ids[rows.cpu()], w[rows]), batch).double()
+                own = w[batch.rows] if everyone else w[rows]
+                value = measure(made(chunk.ids[rows.cpu()], own), batch).double()
                 if total is None:
                     total = value.new_zeros(len(chunk), *value.shape[1:])
                 total[rows] += value

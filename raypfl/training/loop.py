@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from raypfl.algebra.phases import phase
 from raypfl.training.batches import Batch
 from raypfl.training.config import Optimizer
 from raypfl.training.optim import Moments
 
 if TYPE_CHECKING:
     from raypfl.training.cohort import Cohort
+    from raypfl.training.network import Rows
 
 Objective = Callable[..., Tensor]
 Hook = Callable[..., None]
@@ -33,6 +35,8 @@ class Loop(NamedTuple):
     after_step: Hook | None
     measure: Measure | None
     purpose: str
+    fresh: bool = False
+    """The optimizer has no memory yet, whatever is handed over as such."""
 
     def train(
         self,
@@ -48,34 +52,58 @@ class Loop(NamedTuple):
         net = chunk.net
         # Everything below is written in place, on memory made here.
         w = w.clone(memory_format=torch.contiguous_format)
-        memory = Moments(first.clone(), second.clone(), steps.clone())
+        if self.fresh:
+            memory = self.optimizer.moments(w[:, self.columns])
+        else:
+            memory = Moments(first.clone(), second.clone(), steps.clone())
         buffers = w[:, net.statistics].clone()
         loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
         measured = w.new_zeros(len(w), dtype=torch.float64)
+        at: slice | Tensor | None = None
         for batch in chunk.batches(self.epochs, self.purpose):
-            at = batch.rows
-            leaf = w[at, self.columns].detach().requires_grad_()
-            m = net.bind(w[at], buffers[at], leaf=leaf, columns=self.columns)
-            extras = [batch.narrow(extra) for extra in rows]
-            loss = self.objective(m, batch, *extras)
-            (g,) = torch.autograd.grad(loss.sum(), leaf)
+            if at is None or isinstance(batch.rows, Tensor) or at != batch.rows:
+                at = batch.rows
+                # Of a prefix views, that stay good for as long as the same clients take part.
+                leaf = w[at, self.columns].detach().requires_grad_()
+                own_rows, own_buffers = w[at], buffers[at]
+                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
+                own_sum, own_samples = loss_sum[at], samples[at]
+                extras, own_anchor = [batch.narrow(extra) for extra in rows], batch.narrow(anchor)
+            m = net.bind(own_rows, own_buffers, leaf=leaf, columns=self.columns)
+            loss = self._losses(m, batch, extras)
+            g = gradient(loss, leaf)
             with torch.no_grad():
                 if self.rho:
-                    g.add_(leaf, alpha=self.rho).sub_(batch.narrow(anchor), alpha=self.rho)
+                    g.add_(leaf, alpha=self.rho).sub_(own_anchor, alpha=self.rho)
                 if self.measure is not None:
                     measured[at] += self.measure(g, batch)
                 if self.on_gradient is not None:
                     self.on_gradient(g, batch, *extras)
-                moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
-                self.optimizer.step(moved, g, own, self.lr)
+                self._step(moved, g, own)
                 if self.after_step is not None:
                     self.after_step(moved, batch, *extras)
+                own_sum += loss.detach() * batch.sizes
+                own_samples += batch.sizes
                 if not isinstance(at, slice):
                     # An index tensor gathers copies; a prefix is a view, and already in place.
                     w[at, self.columns], buffers[at] = moved, m.buffers
+                    loss_sum[at], samples[at] = own_sum, own_samples
                     for field, part in zip(memory, own, strict=True):
                         field[at] = part
-                loss_sum[at] += loss.detach() * batch.sizes
-                samples[at] += batch.sizes
         w[:, net.statistics] = buffers
         return w, *memory, loss_sum / samples, measured
+
+    @phase("forward")
+    def _losses(self, m: Rows, batch: Batch, extras: list[Tensor]) -> Tensor:
+        return self.objective(m, batch, *extras)
+
+    @phase("optimizer")
+    def _step(self, w: Tensor, g: Tensor, moments: Moments) -> None:
+        self.optimizer.step(w, g, moments, self.lr)
+
+
+@phase("backward")
+def gradient(loss_K: Tensor, leaf_KP: Tensor) -> Tensor:
+    """The gradient of each client's loss by its own row `[K, P]`."""
+    (g_KP,) = torch.autograd.grad(loss_K.sum(), leaf_KP)
+    return g_KP

@@ -23,10 +23,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
+from raypfl.training.dense import Dense, dense
 from raypfl.training.splitting import split_at
 
 ALIGNMENT = 16
 BufferPolicy = Literal["average", "local", "fedbn"]
+_NO_PART = "columns {} are neither the head, the extractor nor all weights"
 
 NORMALISING = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 """Layers whose parameters stay at home under `fedbn`."""
@@ -128,6 +130,7 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
+        self._dense = _dense_parts(self._extractor, self._head, self.input_shape)
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     def _ordered(self, head: nn.Module, extractor: nn.Module) -> tuple[list[Slot], list[Slot], list[Slot]]:
@@ -199,6 +202,16 @@ class Network:
         if columns is None:
             columns = self.weights
         w = rows[:, columns] if leaf is None else leaf
+        if self._dense is not None and len(w) > 1:
+            if columns == self.weights:
+                halves = w.split((self.head.stop, self.num_weights - self.head.stop), dim=1)
+            elif columns == self.head:
+                halves = w, rows[:, self.extractor]
+            elif columns == self.extractor:
+                halves = rows[:, self.head], w
+            else:
+                raise ShapeError(_NO_PART.format(columns))
+            return Rows(self, w, buffers, halves, training, columns == self.weights)
         first = self._num_head_slots
         if columns == self.weights:
             pieces = _split(w, self._slots)
@@ -207,7 +220,7 @@ class Network:
         elif columns == self.extractor:
             pieces = _split(rows[:, self.head], self._slots[:first]) + _split(w, self._slots[first:])
         else:
-            raise ShapeError(f"columns {columns} are neither the head, the extractor nor all weights")
+            raise ShapeError(_NO_PART.format(columns))
         return Rows(self, w, buffers, pieces, training)
 
     def set_training(self, training: bool) -> None:
@@ -227,18 +240,28 @@ class Rows(NamedTuple):
     buffers: Tensor
     """Running statistics `[K, b]`, written by normalisation layers in training mode."""
     pieces: tuple[Tensor, ...]
-    """Every parameter, `[K, size]`, in column order; one split of `w`, so that its backward is one copy."""
+    """Every parameter, `[K, size]`, in column order; one split of `w`, so that its backward is one copy.
+    Of several models made of linear layers alone, head and extractor instead."""
     training: bool
+    dense: bool | None = None
+    """Of such models, whether all their weights are in training; None for others."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits `[K, B, classes]` of inputs `[K, B, ...]`, each model on its own batch."""
         net = self.net
+        if self.dense is not None:
+            extractor, head, both = net._dense
+            if both is not None and self.dense:
+                return both(x, self.w)
+            return head(extractor(x, self.pieces[1]), self.pieces[0])
         logits: Tensor = self._run(lambda x: net._head(net._extractor(x)), x, net._slots, self.pieces)
         return logits
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the head: `[K, B, ...]`."""
         net = self.net
+        if self.dense is not None:
+            return net._dense.extractor(x, self.pieces[1])
         first = net._num_head_slots
         z: Tensor = self._run(net._extractor, x, net._slots[first:], self.pieces[first:])
         return z
@@ -246,6 +269,9 @@ class Rows(NamedTuple):
     def classify(self, z: Tensor, head: Tensor | None = None) -> Tensor:
         """Logits of features `[K, B, ...]`, with other heads `[K or 1, head columns]` if they are given."""
         net = self.net
+        if self.dense is not None:
+            rows = self.pieces[0] if head is None else head.expand(len(z), -1)
+            return net._dense.head(z, rows)
         slots = net._slots[: net._num_head_slots]
         pieces = self.pieces[: len(slots)] if head is None else _split(head, slots)
         logits: Tensor = self._run(net._head, z, slots, pieces)
@@ -264,6 +290,10 @@ class Rows(NamedTuple):
             detach: whose loss does not reach the extractor.
         """
         net = self.net
+        if self.dense is not None:
+            z = self.features(x)
+            own = self.classify(z.detach() if detach == "own" else z)
+            return own, self.classify(z.detach() if detach == "other" else z, head)
         head_slots = net._slots[: net._num_head_slots]
 
         def forward(x: Tensor, *other: Tensor) -> tuple[Tensor, Tensor]:
@@ -311,6 +341,22 @@ class Rows(NamedTuple):
         flat = [rows if axis == 0 else rows.view(-1) for rows, axis in zip(inputs, batched, strict=True)]
         out: Any = torch.func.vmap(one, in_dims=(0, *batched), randomness="different")(x, *flat)
         return out
+
+
+class _DenseParts(NamedTuple):
+    extractor: Dense
+    head: Dense
+    both: Dense | None
+
+
+def _dense_parts(extractor: nn.Module, head: nn.Module, input_shape: tuple[int, ...]) -> _DenseParts | None:
+    """The parts of a network of linear layers on vectors; None for others."""
+    first, last = dense(extractor), dense(head)
+    if first is None or last is None or not last.layers:
+        return None
+    if not (first.flattens or last.flattens or len(input_shape) == 1):
+        return None
+    return _DenseParts(first, last, first.before(last))
 
 
 def _split(rows: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, ...]:

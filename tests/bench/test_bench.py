@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from raypfl import bench
+from raypfl.algebra.phases import WATCHER
 from raypfl.bench.baseline import PlainClient
 from raypfl.bench.contenders import Turn, cores
 from raypfl.bench.memory import PeakStorage, server_rows
-from raypfl.bench.report import refuse_overwriting, show, write
+from raypfl.bench.report import refuse_overwriting, show, show_phases, write
 from raypfl.bench.runner import Measured, Result
 from raypfl.bench.workloads import WORKLOADS, chosen
 from raypfl.cli import app
 from raypfl.console import Console
+from raypfl.engine.local import LocalEngine
+from raypfl.engine.phases import PhaseClock
 from raypfl.errors import ConfigError, StorageError
 
 TINY = replace(WORKLOADS["mlp"], num_clients=4, train_samples=20, test_samples=10, epochs=1, batch_size=10)
@@ -35,7 +39,11 @@ def measured(name: str, *seconds: float) -> Measured:
 def result() -> Result:
     plain = Measured("plain loop", 2, 3.0, (Turn(1.0), Turn(2.0), Turn(4.0)))
     return Result(
-        TINY, 3.0, (plain, measured("ray, 2 hosts", 0.5, 1.0, 4.0), measured("ray, 1 host", 1.0, 1.5, 6.0))
+        TINY,
+        3.0,
+        (plain, measured("ray, 2 hosts", 0.5, 1.0, 4.0), measured("ray, 1 host", 1.0, 1.5, 6.0)),
+        False,
+        {"forward": 0.6, "mixing": 0.2},
     )
 
 
@@ -43,15 +51,17 @@ def result() -> Result:
     ("name", "parameters", "shape", "train"),
     [("mlp", 50_890, (1, 28, 28), 300), ("lenet5", 62_006, (3, 32, 32), 500)],
 )
+@pytest.mark.parametrize("batch_size", [100, 10])
 def test_a_workload_is_the_setting_of_its_name(
-    name: str, parameters: int, shape: tuple[int, ...], train: int
+    name: str, parameters: int, shape: tuple[int, ...], train: int, batch_size: int
 ) -> None:
+    name = name if batch_size == 100 else f"{name}-10"
     workload = WORKLOADS[name]
     one = replace(workload, num_clients=1)
     net = one.world(one.pool()).network(torch.device("cpu"))
     assert net.num_weights == parameters
     assert (workload.num_clients, workload.train_samples, workload.test_samples) == (40, train, 100)
-    assert (workload.input_shape, workload.epochs, workload.batch_size) == (shape, 10, 100)
+    assert (workload.input_shape, workload.epochs, workload.batch_size) == (shape, 10, batch_size)
 
 
 def test_the_baseline_trains_on_the_samples_of_the_engines() -> None:
@@ -127,22 +137,59 @@ def test_options_change_the_workload() -> None:
     (quick,) = chosen(["lenet5"], quick=True)
     assert (quick.epochs, quick.input_shape) == (1, (3, 32, 32))
     assert [workload.epochs for workload in chosen([], epochs=2)] == [2] * len(WORKLOADS)
+    assert [workload.num_clients for workload in chosen(["mlp", "resnet18"], clients=100)] == [100, 100]
     with pytest.raises(ConfigError, match="no workload 'mpl'. Did you mean mlp"):
         chosen(["mpl"])
 
 
 def test_the_command_measures_what_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = []
-    monkeypatch.setattr(bench, "run", lambda *args, **kwargs: calls.append((*args, kwargs["out"])))
-    ran = CliRunner().invoke(app, ["bench", "mlp", "--rounds", "3", "--epochs", "2", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        bench, "run", lambda *args, **kwargs: calls.append((*args, kwargs["out"], kwargs["local"]))
+    )
+    options = ["--rounds", "3", "--epochs", "2", "--clients", "9", "--local", "--out", str(tmp_path)]
+    ran = CliRunner().invoke(app, ["bench", "mlp-10", *options])
     assert ran.exit_code == 0, ran.output
-    assert calls == [([replace(WORKLOADS["mlp"], epochs=2)], 3, tmp_path)]
+    assert calls == [([replace(WORKLOADS["mlp-10"], epochs=2, num_clients=9)], 3, tmp_path, True)]
 
 
 def test_an_unknown_workload_is_a_message() -> None:
     ran = CliRunner().invoke(app, ["bench", "resnet"])
     assert ran.exit_code == 2
     assert "no workload 'resnet'" in ran.output
+
+
+def test_shares_of_the_time_are_of_all_of_it(result: Result) -> None:
+    grid = show_phases(result)
+    assert grid.rows == (("forward", "600", "75.0%"), ("mixing", "200", "25.0%"))
+
+
+def test_without_ray_both_are_in_this_process(tmp_path: Path) -> None:
+    (result,) = bench.run([TINY], 2, console=Console(), local=True, out=tmp_path)
+    assert [one.contender for one in result.measured] == ["plain loop", "local"]
+    assert all(len(one.turns) == 2 and (one.column("seconds") > 0).all() for one in result.measured)
+    assert result.measured[1].column("sent_bytes").tolist() == [2 * 4 * 50_890 * 4] * 2
+    clients = {"batches", "forward", "backward", "optimizer", "evaluation"}
+    assert clients | {"distances", "mixing", "messages"} <= set(result.phases)
+    assert all(seconds >= 0 for seconds in result.phases.values())
+    assert len(show(result).rows) == 2
+    (workload,) = json.loads((tmp_path / "bench.json").read_text())["workloads"]
+    assert workload["clock"] == "processor"
+    assert workload["phases"] == result.phases
+    assert workload["all_over_one"] is None
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nobody_listens_outside_a_watched_round() -> None:
+    assert WATCHER.get() is None
+    clock = PhaseClock(torch.device("cpu"), on=True)
+    pool = TINY.pool()
+    with closing(LocalEngine(TINY.world(pool), pool)) as engine:
+        engine.round(1, evaluate_pre=False, evaluate_post=True)
+        assert clock.take_all() == {}
+        with clock.running():
+            engine.round(2, evaluate_pre=False, evaluate_post=False)
+    assert "evaluation" not in clock.take_all()
 
 
 @pytest.mark.slow
