@@ -374,9 +374,12 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
 
 def _lost(error: Exception) -> HostsLost:
     if isinstance(error, FULL):
-        said = str(error).strip().partition("\n")[0]
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        if len(error.args) > 1:
+            # Of an argument that a node has no room for, Ray raises this with the argument's address.
+            said = "a message found no room there, nor on its disk"
         return HostsLost(
-            f"A node's object store is full: {said} Give nodes more (--object-store-memory, or space where "
+            f"A node's object store is full: {said}. Give nodes more (--object-store-memory, or space where "
             "they spill to), or spread the hosts over more nodes."
         )
     return HostsLost(str(error))

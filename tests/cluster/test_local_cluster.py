@@ -282,3 +282,15 @@ def test_a_cluster_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPa
     with pytest.raises(PlacementError, match=r"node 0 of fails-.*\nno room"):
         local.start(name, note=lambda _: None)
     assert not local.folder_of(name).exists()
+
+
+def test_a_node_that_was_too_slow_to_start_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = f"if mkdir {tmp_path}/first; then echo {local.SLOW!r}.; else echo no room; fi; exit 1"
+    monkeypatch.setattr(local, "_ray_start", lambda *_: ["sh", "-c", script])
+    name, notes = f"slow-{os.getpid()}", list[str]()
+    with pytest.raises(PlacementError, match=r"node 0 of slow-.*\n.*\nno room"):
+        local.start(name, note=notes.append)
+    assert notes[-1] == "Node 0 was too slow for `ray start`; once more."
+    assert not local.folder_of(name).exists()
