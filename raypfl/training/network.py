@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
 from raypfl.training.dense import Dense, dense
+from raypfl.training.pooling import with_fast_pooling
 from raypfl.training.splitting import split_at
 
 ALIGNMENT = 16
@@ -130,6 +131,7 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
+        self._pools = [*with_fast_pooling(self._extractor), *with_fast_pooling(self._head)]
         self._dense = _dense_parts(self._extractor, self._head, self.input_shape)
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
@@ -331,6 +333,8 @@ class Rows(NamedTuple):
             with _bound(slots, own, "_parameters"), _bound(net._buffer_slots, buffers, "_buffers"):
                 return forward(x, *more)
 
+        for pool in net._pools:
+            pool.alone = len(x) == 1
         inputs = (*pieces, *statistics, *arguments)
         if len(x) == 1:
             # One model needs no vmap, which would cost up to twice the time.
