@@ -37,7 +37,7 @@ class MaxPool2x2(nn.Module):
         if not (self.alone and large and x.shape[2] >= 2 and 2 <= x.shape[3] <= _MOST_COLUMNS):
             return F.max_pool2d(x, 2)
         if torch.is_grad_enabled() and x.requires_grad:
-            y: Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
+            y: Tensor = _Pool.apply(x)
             return y
         return _largest(x)
 
