@@ -23,12 +23,18 @@ from raypfl.records.grid import Grid, fitting, plain, width_of
 class RunTitle(NamedTuple):
     """What the lines of one run begin with and count to."""
 
-    name: str  # the method, and the seed if there are several
+    name: str  # the method and the seed
     rounds: int  # to complete
     done: int = 0  # completed before this process (resume)
     figure: str = "personalised, post"  # which accuracy the console is given
     number: int = 1  # this run among `runs` of one configuration
     runs: int = 1
+    folder: str = ""  # of its results; tells apart lines of several programs in one log
+
+    @property
+    def whole_name(self) -> str:
+        """The folder and the run, which may be what the folder is called."""
+        return self.folder if self.folder.endswith(self.name) else f"{self.folder} {self.name}".lstrip()
 
 
 class Console:
@@ -98,7 +104,7 @@ def console_for(stream: TextIO | None = None) -> Console:
 
 
 class PlainConsole(Console):
-    """One line a round, for files, pipes and logs."""
+    """One line a round, for files, pipes and logs, each with its run and round."""
 
     def __init__(self, stream: TextIO | TextIOBase) -> None:
         self._stream = stream
@@ -107,14 +113,14 @@ class PlainConsole(Console):
         """Name the run."""
         self._pace = _Pace(title)
         resumed = f", resumed after round {title.done}" if title.done else ""
-        self.note(f"{_counted(title)}: {title.rounds} rounds{resumed}")
+        self.note(f"{_counted(title, title.whole_name)}: {title.rounds} rounds{resumed}")
 
     def round(self, round: int, *, seconds: float, clients: int, accuracy: float | None) -> None:
         """Print the round's line."""
         title = self._pace.title
         self._pace.add(seconds, clients)
         parts = [
-            title.name,
+            title.whole_name,
             f"round {round}/{title.rounds}",
             *([] if accuracy is None else [f"accuracy {accuracy:.2%} ({title.figure})"]),
             f"{self._pace.clients_per_second:.1f} clients/s",
@@ -151,7 +157,7 @@ class LiveConsole(Console):
         """Add the run's bar."""
         self._pace = _Pace(title)
         self._task: TaskID = self._progress.add_task(
-            _counted(title), total=title.rounds, completed=title.done, accuracy="", speed=""
+            _counted(title, title.name), total=title.rounds, completed=title.done, accuracy="", speed=""
         )
 
     def round(self, round: int, *, seconds: float, clients: int, accuracy: float | None) -> None:
@@ -212,5 +218,5 @@ class _Pace:
         return timedelta(seconds=int(self._seconds / self._rounds * rounds))
 
 
-def _counted(title: RunTitle) -> str:
-    return f"[{title.number}/{title.runs}] {title.name}" if title.runs > 1 else title.name
+def _counted(title: RunTitle, name: str) -> str:
+    return f"[{title.number}/{title.runs}] {name}" if title.runs > 1 else name

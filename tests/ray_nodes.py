@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,17 @@ class Nodes:
 
     Args:
         folder: in which its actors are asked to stumble.
+        settings: of Ray, for all nodes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         # Here, since tests are collected also where Ray is not needed.
         from ray.cluster_utils import Cluster
 
         self.folder = folder
         self._ray: Any = Cluster()
-        self.add(num_cpus=6, include_dashboard=False, _system_config={"prestart_worker_first_driver": False})
+        system = {"prestart_worker_first_driver": False, **(settings or {})}
+        self.add(num_cpus=6, include_dashboard=False, _system_config=system)
 
     @property
     def address(self) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,10 +130,18 @@ def begun(
         start_new_session=True,
     )
     try:
-        yield process, tmp_path / "run", stumbling.claimed(folder or tmp_path)
+        yield process, tmp_path / "run", claim_of(process, folder or tmp_path)
     finally:
         process.kill()
         process.communicate()
+
+
+def claim_of(process: subprocess.Popen[str], folder: Path) -> Path:
+    """The claim of whoever stumbles, waited for as long as a process runs."""
+    while process.poll() is None:
+        with suppress(TimeoutError):
+            return stumbling.claimed(folder, seconds=1.0)
+    raise AssertionError(f"it ended before anybody stumbled: {process.communicate()}")
 
 
 def last_state(run: Place, method: str) -> tuple[int, dict[str, torch.Tensor]]:
@@ -163,7 +171,7 @@ def assert_same_run(left: Place, right: Place, method: str = "fedamp") -> None:
         assert torch.equal(tensor, state_right[name]), name
 
 
-def wait_until_ended(pid: int, seconds: float = 30.0) -> None:
+def wait_until_ended(pid: int, seconds: float = 120.0) -> None:
     """Until a process is gone, or waits for a parent that may never come to read its status."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

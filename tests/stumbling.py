@@ -45,7 +45,7 @@ def ask(folder: Path, what: str, after: int = 0) -> None:
     (folder / f".{what}").rename(folder / what)
 
 
-def claimed(folder: Path, seconds: float = 60.0) -> Path:
+def claimed(folder: Path, seconds: float = 240.0) -> Path:
     """Wait until a process stumbles; its claim, whose name ends in the process id."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

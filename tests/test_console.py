@@ -28,7 +28,10 @@ def drive(console):
         console.round(1, seconds=2.0, clients=10, accuracy=None)
         console.round(2, seconds=4.0, clients=20, accuracy=0.7125)
         console.note("saved")
-        console.begin(RunTitle("fedavg", rounds=9, done=8, figure="global, pre", number=2, runs=2))
+        again = RunTitle(
+            "fedavg", rounds=9, done=8, figure="global, pre", number=2, runs=2, folder="a/fedavg"
+        )
+        console.begin(again)
         console.round(9, seconds=60.0, clients=30, accuracy=0.5)
         console.table(GRID)
 
@@ -40,8 +43,8 @@ def test_plain_lines_one_a_round():
         "fed[amp]  round 1/4  5.0 clients/s  ETA 0:00:06",
         "fed[amp]  round 2/4  accuracy 71.25% (personalised, post)  5.0 clients/s  ETA 0:00:06",
         "saved",
-        "[2/2] fedavg: 9 rounds, resumed after round 8",
-        "fedavg  round 9/9  accuracy 50.00% (global, pre)  0.5 clients/s  ETA 0:00:00",
+        "[2/2] a/fedavg: 9 rounds, resumed after round 8",
+        "a/fedavg  round 9/9  accuracy 50.00% (global, pre)  0.5 clients/s  ETA 0:00:00",
         "method    accuracy",
         "--------  --------",
         "fed[amp]     71.25",

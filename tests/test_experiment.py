@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -139,6 +140,19 @@ def test_an_experiment_resumes_its_unfinished_runs_and_begins_the_missing_ones(t
 
 def test_rounds_may_be_raised_on_resume(tmp_path: Path, undisturbed: Path) -> None:
     path = run(tmp_path, "rounds=3")
+    raypfl.resume(path, ["rounds=6"])
+    assert_same_run(path, undisturbed)
+
+
+def test_a_run_of_a_version_that_had_fewer_options_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+    path = run(tmp_path, "rounds=3")
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    del config["training"]["augment"], config["clock"]
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    for file in (path / "checkpoints").glob("*/manifest.json"):
+        manifest = json.loads(file.read_text())
+        del manifest["config"]["training"]["augment"], manifest["config"]["clock"], manifest["config_sha256"]
+        file.write_text(json.dumps(manifest))
     raypfl.resume(path, ["rounds=6"])
     assert_same_run(path, undisturbed)
 

@@ -32,6 +32,9 @@ from raypfl.errors import ConfigError, PlacementError
 Isolation = Literal["namespaces", "processes"]
 
 START_SECONDS = 120.0
+SLOW = "The current node timed out during startup"
+"""What `ray start` says on a machine that is too busy for the half minute that it waits."""
+
 GRACE_SECONDS = 5.0
 LONGEST_SOCKET = 107
 """Bytes that the path of a Unix socket may have, and below, those that Ray puts behind its folder."""
@@ -213,7 +216,7 @@ def start(
         raise
     try:
         for node in cluster.nodes:
-            _start_node(cluster, node)
+            _start_node(cluster, node, note)
         _wait_for_all(cluster)
     except BaseException:
         cluster.stop()
@@ -274,20 +277,35 @@ def _prepared(
     return cluster
 
 
-def _start_node(cluster: Cluster, node: Node) -> None:
+def _start_node(cluster: Cluster, node: Node, note: Callable[[str], None]) -> None:
+    said = _try_to_start(cluster, node)
+    if SLOW in said:
+        note(f"Node {node.number} was too slow for `ray start`; once more.")
+        _end(node, grace_seconds=0)
+        said = _try_to_start(cluster, node)
+    if said:
+        raise PlacementError(
+            f"node {node.number} of {cluster.name} did not start. `ray start` said:\n"
+            + "\n".join(said.splitlines()[-8:])
+        )
+    assert node.keeper is not None
+    node.processes = descendants(node.keeper)
+    cluster.save()
+
+
+def _try_to_start(cluster: Cluster, node: Node) -> str:
+    """Run `ray start` for a node; returns nothing, or what it said if it failed."""
     folder = cluster.folder / f"node-{node.number}"
+    (folder / "keeper.status").unlink(missing_ok=True)
     log = folder / "ray_start.log"
     command = cluster.command(node.number, _ray_start(cluster, node))
     with log.open("wb") as out:
         node.keeper = keep(command, folder, env=_node_environment(cluster, os.environ), log=out)
     cluster.save()
-    if exit_status(folder, node.keeper, START_SECONDS) != 0:
-        said = log.read_text(errors="replace").strip().splitlines()
-        raise PlacementError(
-            f"node {node.number} of {cluster.name} did not start. `ray start` said:\n" + "\n".join(said[-8:])
-        )
-    node.processes = descendants(node.keeper)
-    cluster.save()
+    status = exit_status(folder, node.keeper, START_SECONDS)
+    if status == 0:
+        return ""
+    return log.read_text(errors="replace").strip() or f"nothing, and ended with status {status}."
 
 
 def _ray_start(cluster: Cluster, node: Node) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAUSE_SECONDS = 0.1
+MOST_LOOKS = 20
 KILL_SECONDS = 10.0
 """How long a process that was killed may take to be gone; one that hangs in the kernel may never be."""
 
@@ -51,13 +52,17 @@ def process(pid: int) -> Process | None:
 
 def descendants(root: Process) -> list[Process]:
     """The processes below `root`, if it is still there."""
-    if not root.alive:
-        return []
+    for _ in range(MOST_LOOKS):
+        if not root.alive:
+            return []
+        parents = _parents()
+        there = {0, *(one.pid for one in parents)}
+        # Who ends while the list is gone through hides those below, who have another parent by now.
+        if there.issuperset(parents.values()):
+            break
     children: dict[int, list[Process]] = {}
-    for entry in Path("/proc").iterdir():
-        found = _stat(int(entry.name)) if entry.name.isdigit() else None
-        if found is not None and found[0] not in "ZX":
-            children.setdefault(int(found[1]), []).append(Process(int(entry.name), int(found[19])))
+    for one, parent in parents.items():
+        children.setdefault(parent, []).append(one)
     below, waiting = [], [root.pid]
     while waiting:
         own = children.get(waiting.pop(), [])
@@ -93,6 +98,17 @@ def end(root: Process, others: Sequence[Process] = (), *, grace_seconds: float) 
         root.send(signal.SIGKILL)
         time.sleep(PAUSE_SECONDS)
     return left + [root] * root.alive
+
+
+def _parents() -> dict[Process, int]:
+    """Everybody who runs now, with the process id of their parent."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = {pid: _stat(pid) for pid in pids}
+    return {
+        Process(pid, int(own[19])): int(own[1])
+        for pid, own in found.items()
+        if own is not None and own[0] not in "ZX"
+    }
 
 
 def _left(root: Process, others: Sequence[Process]) -> list[Process]:

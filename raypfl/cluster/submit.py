@@ -26,6 +26,9 @@ EXCLUDED = ["/.git/", "/.venv/", "/runs/", "__pycache__/", "*.egg-info/", ".pyte
 """What does not travel, beside what .gitignore names."""
 
 INTERRUPTED = 130
+SIGNALLED = 128
+"""What a shell adds to the number of the signal that ended a program."""
+
 POLL_SECONDS = 1.0
 
 
@@ -158,6 +161,12 @@ def exit_status(info: Any) -> int:
     if code is None:
         # It never came to its command; otherwise its own output has said why.
         print(info.message, file=sys.stderr)
+    elif code > SIGNALLED and code != INTERRUPTED:
+        print(
+            f"Its program was ended by signal {code - SIGNALLED} (9: maybe for want of memory). Go on from "
+            "its last checkpoint with: cluster/submit --resume RUN, the run's whole path.",
+            file=sys.stderr,
+        )
     return code or 1
 
 

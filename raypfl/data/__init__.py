@@ -14,6 +14,7 @@ from raypfl.data.partitions.dirichlet_clients import DirichletClients, Dirichlet
 from raypfl.data.partitions.fedpac import FedPac
 from raypfl.data.partitions.independent import Dirichlet, Pathological, Practical
 from raypfl.data.partitions.pfml import Natural, Pairs, PfmlCifar10
+from raypfl.data.partitions.ways_shots import WaysShots
 from raypfl.data.pool import Pool
 from raypfl.data.sources.digits import DigitsConfig
 from raypfl.data.sources.medmnist_sets import MedmnistConfig
@@ -52,6 +53,7 @@ PartitionConfig = Annotated[
     | Shards
     | FixedClasses
     | FedPac
+    | WaysShots
     | Pairs
     | PfmlCifar10
     | Natural,
@@ -92,6 +94,7 @@ PARTITIONS: dict[str, str] = {
     "shards": "sorted by label, two contiguous shards a client; 80/20 of training (FedAvg, UA-PDFL)",
     "fixclass": "a few classes a client, drawn, shared samples; 80/20 of training (UA-PDFL)",
     "fedpac": "s % over all classes, the rest over a dominant group; official splits, disjoint (FedPAC)",
+    "ways_shots": "several classes a client, drawn, about as many of each; official splits (FedProto)",
     "pairs": "fixed pairs of classes; 75/25 of both (PFML)",
     "pfml_cifar10": "classes i, i+1, i+2 in log-normal numbers, 20 clients; 75/25 of both (pFedMe, PFML)",
     "natural": "the data set's own clients; 75/25 (synthetic)",

@@ -242,6 +242,7 @@ class Driver:
             partition=world.federation.fingerprint,
             data=world.data,
             device=training_device(self._config).type,
+            dropped=self._tolerance.dropped(self._round),
         )
         checkpoints.commit(building, manifest, parts)
         self._unsaved, self._saved = False, self._round

@@ -39,7 +39,7 @@ class FaultsConfig(StrictModel):
         3, ge=0, description="how often everything may go back to one and the same checkpoint"
     )
     max_dropped: PositiveInt = Field(
-        10, description="clients that drop_clients may leave out, each round of each counted"
+        10, description="clients that drop_clients may leave out, each round of each counted, resumed or not"
     )
     deadline: float | None = Field(
         None,
@@ -54,20 +54,31 @@ class FaultsConfig(StrictModel):
 class Tolerance:
     """Decides what is done about a fault, and counts."""
 
-    def __init__(self, config: FaultsConfig, away: Mapping[int, Mapping[int, str]] | None = None) -> None:
+    def __init__(
+        self,
+        config: FaultsConfig,
+        away: Mapping[int, Mapping[int, str]] | None = None,
+        *,
+        already_dropped: int = 0,
+    ) -> None:
         """Begin to count.
 
         Args:
             config: the policy and its budgets.
             away: clients to leave out, each with the reason, by round; nobody at first unless given.
+            already_dropped: clients that were left out before this process (resume), as its checkpoint says.
         """
-        self._config = config
+        self._config, self._before = config, already_dropped
         self._away = {round: dict(own) for round, own in (away or {}).items()}
         self._returns = 0
 
     def away(self, round: int) -> Mapping[int, str]:
         """Who is left out of a round, each with the reason."""
         return self._away.get(round, {})
+
+    def dropped(self, until: int) -> int:
+        """How many clients were left out of rounds up to `until`, each round of each counted."""
+        return self._before + sum(len(away) for round, away in self._away.items() if round <= until)
 
     def survive(self, fault: HostsLost | ClientError, round: int, back: int) -> str:
         """What is done about a fault, in words; the caller then goes back to the checkpoint of round `back`.
@@ -101,11 +112,12 @@ class Tolerance:
         reason = "hung" if fault.hung else "raised"
         dropped = self._away.setdefault(round, {})
         dropped |= dict.fromkeys(fault.clients, reason)
-        count = sum(map(len, self._away.values()))
+        count = self.dropped(max(self._away))
         if count > self._config.max_dropped:
+            before = f", {self._before} of them before it was resumed" if self._before else ""
             raise ClientError(
-                f"{count} clients would have been left out of rounds, and faults.max_dropped = "
-                f"{self._config.max_dropped}. The last: {fault}"
+                f"{count} clients would have been left out of rounds{before}, and faults.max_dropped = "
+                f"{self._config.max_dropped}. Allow more if the run is still worth it. The last: {fault}"
             )
         what = f"{list(fault.clients)} " + ("took too long" if fault.hung else f"raised ({last_line(fault)})")
         return f"Client(s) {what} in round {round}; left out of it, and back to round {back}."

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -100,6 +100,8 @@ class Hub:
         """Go back to a checkpoint, or to the state before the first round."""
         self.pace = self._new_pace()
         self._storage_is_ours = False
+        self._seconds = 0.0
+        self.watch.take()
         if checkpoint is None:
             self.hub = self.method.init_hub(self.net, self.clients)
             if self.shard != WHOLE:
@@ -151,9 +153,8 @@ class Hub:
             return self._open(round, due)
 
     def _open(self, round: int, due: Due) -> tuple[Opening, list[Work]]:
-        begin = time.perf_counter()
         method = self.method
-        with self.watch.running():
+        with self.working():
             step = self.pace.step(round, due)
             self.plan = step.plan
             work = []
@@ -163,7 +164,6 @@ class Hub:
                 part = trim(take(step.down, here.to(self.device), method.shared), method.pools)
                 asked = (*step.due, self.plan.round, step.shown)
                 work.append(Work(round, ids[here], uploads[here], part, *asked))
-        seconds = time.perf_counter() - begin
         diagnostics: dict[str, float] = {}
         pairs: list[dict[str, Any]] = []
         if due.train and step.read is not None and self.world.config.evaluation.diagnostics:
@@ -172,19 +172,34 @@ class Hub:
             if step.due.evaluate_post:
                 pairs = [_entries(name, found) for name, found in method.relations(*made).items()]
         sending = int(uploads.sum())
-        traffic, phases = columns_of(step.messages), self.watch.take()
-        return Opening(len(ids), sending, traffic, diagnostics, pairs, seconds, phases, step.more), work
+        traffic = columns_of(step.messages)
+        return Opening(len(ids), sending, traffic, diagnostics, pairs, *self._spent(), step.more), work
 
     def close(self, uploads: Sequence[Upload]) -> Closing:
         """Aggregate the step that was opened last."""
-        begin = time.perf_counter()
         plan, up = self.plan.of_senders(), None
-        with self.watch.running():
+        with self.working():
             # An evaluation of what was received sends nothing.
             if len(plan.ids) and uploads:
                 up = self._aggregate(uploads, plan)
             stays = self.pace.close(plan, up)
-        return Closing(time.perf_counter() - begin, stays, self.watch.take())
+        seconds, phases = self._spent()
+        return Closing(seconds, stays, phases)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count what is done in it among what this server says next, also if it comes to a sum to ask for."""
+        begin = time.perf_counter()
+        try:
+            with self.watch.running():
+                yield
+        finally:
+            self._seconds += time.perf_counter() - begin
+
+    def _spent(self) -> tuple[float, dict[Phase, Spent]]:
+        """Seconds of work, and by phase, since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds, self.watch.take()
 
     def planned(self, round: int) -> Plan:
         """The method's plan of a round, without those who are away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, cast, get_args
 
@@ -86,6 +86,15 @@ class PhaseClock:
 def added(parts: Iterable[Spent]) -> Spent:
     """All of them together."""
     return Spent(*(sum(column) for column in zip(*parts, strict=True)))
+
+
+def beside(parts: Sequence[dict[Phase, Spent]]) -> dict[Phase, Spent]:
+    """The phases of servers that work at the same time: wall clock of the slowest, processor time of all."""
+    slowest = max(parts, key=lambda own: sum(spent.seconds for spent in own.values()))
+    return {
+        name: Spent(slowest[name].seconds if name in slowest else 0.0, spent.cpu_seconds)
+        for name, spent in together(parts).items()
+    }
 
 
 def together(parts: Iterable[Mapping[Phase, Spent]]) -> dict[Phase, Spent]:

@@ -90,8 +90,9 @@ def place(world: World, nodes: Sequence[Node]) -> Placement:
         num_hosts = max(1, int(min(cores if math.isinf(room) else room, blocks)))
     placement = replace(one, num_hosts=num_hosts)
     if num_hosts > room:
+        servers = "server.sharding, " if placement.num_servers > 1 else ""
         raise PlacementError(
-            f"the run asks for {placement.request()}. {_arithmetic(placement, nodes)} Lower "
+            f"the run asks for {placement.request()}. {_arithmetic(placement, nodes)} Lower {servers}"
             "engine.num_actors, resources.num_cpus_per_actor or resources.num_gpus_per_actor, or add nodes."
         )
     return placement
@@ -104,8 +105,17 @@ def fewer(placement: Placement, nodes: Sequence[Node]) -> Placement:
 
 
 def _room(ask: Placement, nodes: Sequence[Node]) -> float:
-    """Hosts that fit all nodes, the server where it leaves most room; 0 if it fits nowhere."""
-    return max((room for _, room in _room_by_server(ask, nodes)), default=0)
+    """Hosts that fit all nodes, the servers where they leave most room; 0 if these do not fit."""
+    if ask.num_servers == 1:
+        return max((room for _, room in _room_by_server(ask, nodes)), default=0)
+    # Most hosts with so many servers on the nodes so far.
+    most = [0.0] + [-math.inf] * ask.num_servers
+    for node in nodes:
+        here = [_hosts_on(node, ask, servers) for servers in range(len(most))]
+        most = [
+            max(most[servers - own] + here[own] for own in range(servers + 1)) for servers in range(len(most))
+        ]
+    return max(0.0, most[-1])
 
 
 def node_of_server(ask: Placement, nodes: Sequence[Node]) -> Node | None:
@@ -118,29 +128,51 @@ def _room_by_server(ask: Placement, nodes: Sequence[Node]) -> Iterator[tuple[Nod
     """Each node that the server may be on, with the hosts that then fit all nodes."""
     alone = [_hosts_on(node, ask) for node in nodes]
     for number, node in enumerate(nodes):
-        if node.cpus < ask.server_cpus or node.gpus < ask.server_gpus:
+        beside = _hosts_on(node, ask, servers=1)
+        if beside < 0 or (ask.server == "beside" and beside < 1):
             continue
-        here = 0 if ask.server == "apart" else _hosts_on(node, ask, beside_server=True)
-        if ask.server == "beside" and here < 1:
-            continue
+        here = 0 if ask.server == "apart" else beside
         yield node, sum(alone[:number]) + here + sum(alone[number + 1 :])
 
 
-def _hosts_on(node: Node, ask: Placement, *, beside_server: bool = False) -> float:
-    """Hosts that fit a node; infinitely many if they ask for nothing.
+def _hosts_on(node: Node, ask: Placement, servers: int = 0) -> float:
+    """Hosts that fit a node beside so many servers; infinitely many if they ask for nothing.
 
-    Shares of a GPU do not add up over GPUs: floor(1 / share) fit each, and floor(rest / share) the one that
-    the server has a share of.
+    Shares of a GPU do not add up over GPUs: floor(1 / share) hosts fit each, and floor(rest / share) one that
+    servers have shares of.
+
+    Returns:
+        Their number; less than any if the servers do not fit.
     """
-    cpus = node.cpus - (ask.server_cpus if beside_server else 0)
-    gpus = node.gpus - (ask.server_gpus if beside_server else 0)
+    cpus = node.cpus - servers * ask.server_cpus
+    gpus = _gpus_beside(node.gpus, [ask.server_gpus] * servers)
+    if _floor(cpus) < 0 or gpus is None:
+        return -math.inf
     by_cpu = math.inf if ask.host_cpus == 0 else _floor(cpus / ask.host_cpus)
     if ask.host_gpus == 0:
         return by_cpu
-    whole = _floor(gpus)
     if ask.host_gpus >= 1:
-        return min(by_cpu, _floor(whole / ask.host_gpus))
-    return min(by_cpu, whole * _floor(1 / ask.host_gpus) + _floor((gpus - whole) / ask.host_gpus))
+        return min(by_cpu, _floor(gpus.count(1.0) / ask.host_gpus))
+    return min(by_cpu, sum(_floor(free / ask.host_gpus) for free in gpus))
+
+
+def _gpus_beside(gpus: float, shares: Sequence[float]) -> list[float] | None:
+    """What is free of each GPU of a node beside shares of them, each on the fullest one with room for it.
+
+    None if they do not fit.
+    """
+    free = [1.0] * _floor(gpus)
+    if gpus > len(free):
+        # A bundle of a placement group may have a part of one.
+        free.append(gpus - len(free))
+    for share in shares:
+        each = min(share, 1.0)
+        for _ in range(math.ceil(share)):
+            able = [number for number, own in enumerate(free) if own >= each - 1e-9]
+            if not able:
+                return None
+            free[min(able, key=free.__getitem__)] -= each
+    return free
 
 
 def _floor(quotient: float) -> int:
@@ -159,7 +191,8 @@ def _arithmetic(placement: Placement, nodes: Sequence[Node]) -> str:
     if placement.server == "apart":
         server = f", and without the server's node there is room for {_room(placement, nodes):g}"
     elif placement.server_cpus or placement.server_gpus:
-        server = f", and beside the server there is room for {_room(placement, nodes):g}"
+        them = "the server" if placement.num_servers == 1 else f"the {placement.num_servers} servers"
+        server = f", and beside {them} there is room for {_room(placement, nodes):g}"
     return f"But {'; '.join(parts)}{rule}{server}."
 
 
@@ -174,7 +207,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
     Only a local cluster that was started here is shut down again.
 
     Raises:
-        PlacementError: no cluster answers at `address`.
+        PlacementError: no cluster answers at `address`, or none could be started.
     """
     import ray
 
@@ -190,9 +223,11 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[list
         options |= {"address": address}
     try:
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray has no type of its own for a start that took too long.
         where = "on this machine" if address is None else f"at {address}"
-        raise PlacementError(f"no Ray cluster {where}: {error}") from None
+        raise PlacementError(
+            f"no Ray cluster {where}: {error}\nOn a busy machine try again; engine.name=local needs no Ray."
+        ) from error
     try:
         yield nodes_alive()
     finally:

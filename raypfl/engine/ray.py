@@ -29,11 +29,11 @@ from raypfl.data import Pool
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.dealing import deal
 from raypfl.engine.host import without
-from raypfl.engine.hub import Closing
 from raypfl.engine.placement import Placement, fewer, nodes_alive
 from raypfl.engine.ray_actors import HostActor, HubActor
 from raypfl.engine.reports import StepReport, round_report
 from raypfl.engine.seats import Seats
+from raypfl.engine.sharding import side_by_side
 from raypfl.engine.world import World
 from raypfl.errors import ClientError, PlacementError, RaypflError
 from raypfl.records.manifest import Part
@@ -182,7 +182,7 @@ class RayEngine:
     ) -> RoundReport:
         steps: list[StepReport] = []
         while not steps or steps[-1].opening.more:
-            opening, work = self._open(
+            openings, work = self._open(
                 round=round,
                 train=True,
                 evaluate_pre=evaluate_pre,
@@ -194,18 +194,20 @@ class RayEngine:
                 hub.close.remote(*own)
                 for hub, own in zip(self._crew.hubs, zip(*uploads, strict=True), strict=True)
             ]
-            self._watch(round, reporting, [opening, *closing, *_flat(work, uploads)])
+            self._watch(round, reporting, [*openings, *closing, *_flat(work, uploads)])
             # Hosts first: an error of a client is the one to show, not its echo at the hub.
-            found = _results([*reporting, opening, *closing], unread=_flat(work, uploads))
-            reports, (opened, *closed) = found[: len(reporting)], found[len(reporting) :]
-            steps.append(StepReport(opened, reports, _slowest(closed)))
+            found = _results([*reporting, *openings, *closing], unread=_flat(work, uploads))
+            reports, told = found[: len(reporting)], found[len(reporting) :]
+            opened, closed = side_by_side(told[: len(openings)]), side_by_side(told[len(openings) :])
+            steps.append(StepReport(opened, reports, closed))
         return round_report(steps, clock=self._world.config.clock is not None, over_hosts=max)
 
     def evaluate(self, round: int) -> RoundReport:
-        opening, work = self._open(round=round + 1, train=False, evaluate_pre=True, evaluate_post=False)
+        openings, work = self._open(round=round + 1, train=False, evaluate_pre=True, evaluate_post=False)
         uploads, reporting = self._work(work)
-        self._watch(round, reporting, [opening, *_flat(work, uploads)])
-        *reports, opened = _results([*reporting, opening], unread=_flat(work, uploads))
+        self._watch(round, reporting, [*openings, *_flat(work, uploads)])
+        found = _results([*reporting, *openings], unread=_flat(work, uploads))
+        reports, opened = found[: len(reporting)], side_by_side(found[len(reporting) :])
         records = [block for report in reports for block in report.clients]
         evaluating = max(report.evaluation_seconds for report in reports)
         working = max(report.seconds for report in reports)
@@ -238,16 +240,16 @@ class RayEngine:
             begun.append(host.begin.remote(world, blocks, *self._pool))
         _results(begun)
 
-    def _open(self, **due: Any) -> tuple[Any, list[tuple[Any, ...]]]:
-        """References to what a step opens with, and by host to its work from every hub."""
+    def _open(self, **due: Any) -> tuple[list[Any], list[tuple[Any, ...]]]:
+        """References to what a step opens with at every hub, and by host to its work from all of them."""
         hubs, sums = self._crew.hubs, list[Any]()
         while True:
             opened = [hub.open.options(num_returns=1 + len(self._dealt)).remote(due, *sums) for hub in hubs]
-            (opening, *_), *_ = opened
+            openings = [own[0] for own in opened]
             work = list(zip(*(own[1:] for own in opened), strict=True))
             # One hub has all columns, and asks nothing.
-            if len(hubs) == 1 or _results([own[0] for own in opened], unread=_flat(work))[0] is not None:
-                return opening, work
+            if len(hubs) == 1 or _results(openings, unread=_flat(work))[0] is not None:
+                return openings, work
             sums.append(hubs[0].add.remote(*work[0]))
 
     def _work(self, work: Sequence[tuple[Any, ...]]) -> tuple[list[list[Any]], list[Any]]:
@@ -372,9 +374,12 @@ def _results(calls: Sequence[Any], unread: Sequence[Any] = ()) -> list[Any]:
 
 def _lost(error: Exception) -> HostsLost:
     if isinstance(error, FULL):
-        said = str(error).strip().partition("\n")[0]
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        if len(error.args) > 1:
+            # Of an argument that a node has no room for, Ray raises this with the argument's address.
+            said = "a message found no room there, nor on its disk"
         return HostsLost(
-            f"A node's object store is full: {said} Give nodes more (--object-store-memory, or space where "
+            f"A node's object store is full: {said}. Give nodes more (--object-store-memory, or space where "
             "they spill to), or spread the hosts over more nodes."
         )
     return HostsLost(str(error))
@@ -382,11 +387,6 @@ def _lost(error: Exception) -> HostsLost:
 
 def _flat(*references: Sequence[Sequence[Any]]) -> list[Any]:
     return [one for by_host in references for own in by_host for one in own]
-
-
-def _slowest(closed: Sequence[Closing]) -> Closing:
-    """Of the hubs of one run, which close a step at the same time."""
-    return closed[0]._replace(seconds=max(own.seconds for own in closed))
 
 
 def _claim(calls: Sequence[Any]) -> None:

@@ -86,7 +86,8 @@ class HubActor:
 
     def add(self, *parts: np.ndarray) -> np.ndarray:
         """A sum of what all hubs contribute."""
-        total: np.ndarray = add_parts([as_tensor(part) for part in parts]).numpy()
+        with self.hub.working():
+            total: np.ndarray = add_parts([as_tensor(part) for part in parts]).numpy()
         return total
 
     def close(self, *uploads: Sequence[Any]) -> Closing:

@@ -7,9 +7,8 @@ added in the order of the sections, and all begin the step again with the sum (`
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +17,12 @@ from raypfl.algebra.columns import Shard, SumAsked, add
 from raypfl.engine.columns import cut, join
 from raypfl.engine.host import Upload, Work
 from raypfl.engine.hub import Closing, Hub, Opening
+from raypfl.engine.phases import beside, together
 from raypfl.engine.world import World
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
+
+Told = TypeVar("Told", Opening, Closing)
 
 
 def add_parts(parts: Sequence[Tensor]) -> Tensor:
@@ -59,7 +61,6 @@ class ShardedHub:
 
     def open(self, round: int, **due: Any) -> tuple[Opening, list[Work]]:
         """See `Hub.open`."""
-        begin = time.perf_counter()
         sums: list[Tensor] = []
         while True:
             found = [opened_or_asked(shard, sums, round=round, **due) for shard in self.shards]
@@ -67,18 +68,20 @@ class ShardedHub:
             if not asked:
                 break
             assert len(asked) == len(found), "servers did not come to the same point"
-            sums.append(add_parts(asked))
-        (opening, _), *_ = opened = [part for part in found if not isinstance(part, Tensor)]
+            with self.shards[0].working():
+                sums.append(add_parts(asked))
+        opened = [part for part in found if not isinstance(part, Tensor)]
         work = [
             join_work(parts, self.method.columns) for parts in zip(*(work for _, work in opened), strict=True)
         ]
-        return opening._replace(seconds=time.perf_counter() - begin), work
+        return _one_after_another([own for own, _ in opened]), work
 
     def close(self, uploads: Sequence[Upload]) -> Closing:
         """See `Hub.close`."""
         columns = self.method.columns
-        closed = [shard.close(cut_uploads(uploads, columns, shard.shard)) for shard in self.shards]
-        return closed[0]._replace(seconds=sum(closing.seconds for closing in closed))
+        return _one_after_another(
+            [shard.close(cut_uploads(uploads, columns, shard.shard)) for shard in self.shards]
+        )
 
     def save(self, building: Place) -> list[Part]:
         """See `Hub.save`."""
@@ -88,6 +91,18 @@ class ShardedHub:
         """See `Hub.restore`."""
         for shard in self.shards:
             shard.restore(checkpoint)
+
+
+def _one_after_another(told: Sequence[Told]) -> Told:
+    """What one server would say, of all of them in one process."""
+    seconds, phases = sum(own.seconds for own in told), together(own.phases for own in told)
+    return told[0]._replace(seconds=seconds, phases=phases)
+
+
+def side_by_side(told: Sequence[Told]) -> Told:
+    """What one server would say, of several that work at the same time."""
+    seconds, phases = max(own.seconds for own in told), beside([own.phases for own in told])
+    return told[0]._replace(seconds=seconds, phases=phases)
 
 
 def opened_or_asked(hub: Hub, sums: Sequence[Tensor], **due: Any) -> tuple[Opening, list[Work]] | Tensor:

@@ -92,6 +92,10 @@ class FML(Method[Config, Hub, State, Down, Up]):
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         require_fresh_momentum(training, "fml")
 
+    def cost(self) -> float:
+        """A gradient of each of two models."""
+        return 2.5
+
     def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
         return same_for_all(net, clients, net.shared.stop)
 

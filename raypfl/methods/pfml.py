@@ -33,6 +33,7 @@ follow the server's beta up to 1 only: beyond the mean a variance could become n
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Literal, NamedTuple
 
 import torch
@@ -148,6 +149,14 @@ class PFML(Method[Config, Hub, State, Down, Up]):
                 f"method.aux = {self.config.aux!r} starts the auxiliary model at the shared one, which has "
                 "another architecture with personal_model. Use aux 'persist', or no personal_model."
             )
+
+    def cost(self) -> float:
+        """K gradients of both models a batch, and one more where those of the first step cannot serve."""
+        again = self.config.inner_order == "gauss_seidel" or self.config.inner_steps == 0
+        return 2.0 * (self.config.inner_steps + again) + 0.5
+
+    def passes(self, training: TrainingConfig, samples: int) -> float:
+        return self.config.local_batches / ceil(samples / training.batch_size)
 
     def upload_bytes(self, net: Network, clients: Clients) -> Tensor:
         return same_for_all(net, clients, net.shared.stop)

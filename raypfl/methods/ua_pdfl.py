@@ -39,13 +39,14 @@ answers of the round's start, as the released code does.
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from raypfl.algebra import Csr, csr_from_pairs, mix_groups, mix_sparse, replace_rows
+from raypfl.errors import ConfigError
 from raypfl.methods.contract import Clients, Message, Pairs, Plan
 from raypfl.methods.peers import (
     SIZE_BYTES,
@@ -61,9 +62,11 @@ from raypfl.methods.peers import (
 from raypfl.methods.requirements import require_split
 from raypfl.methods.ua_pdfl_answers import (
     Reduction,
+    Value,
     answers,
     answers_one_by_one,
     batch_term,
+    unit_input,
     unit_term,
 )
 from raypfl.methods.ua_pdfl_decision import NOBODY, Decision, Divergence, Rule, decide, draw_peer
@@ -92,7 +95,11 @@ class Config(PeerConfig):
         None, description="weight of the proximal term; not published; absent: 1 for unit, 0.01 for batch"
     )
     divergence: Divergence = Field("js", description="Jensen-Shannon (code) or Jeffreys (Eq. 6)")
-    unit: str = Field("ones", description="X_u: ones (code), zeros or const:NUMBER, in normalised space")
+    unit: str | list[Any] = Field(
+        "ones",
+        description="X_u, in normalised space: ones (code), zeros, const:NUMBER, or nested lists of numbers, "
+        "as many as a sample has or repeated to its shape: [[[0.4]], [[0.5]], [[0.3]]] for three channels",
+    )
     drop_strict: bool = Field(False, description="dropout where all D < tau (code) and not <= (Algorithm 2)")
     heads_strict: bool = Field(True, description="heads of D < tau (Algorithm 2) and not <= (code)")
     prox_input: Literal["unit", "batch"] = Field(
@@ -109,7 +116,9 @@ class Config(PeerConfig):
 
     @field_validator("unit")
     @classmethod
-    def _unit(cls, unit: str) -> str:
+    def _unit(cls, unit: str | list[Any]) -> str | list[Any]:
+        if isinstance(unit, list):
+            return _finite_lists(unit)
         try:
             known = unit in UNITS or (unit.startswith("const:") and abs(float(unit[6:])) < inf)
         except ValueError:
@@ -140,8 +149,10 @@ class Config(PeerConfig):
         return MU[self.prox_input] if self.mu is None else self.mu
 
     @property
-    def unit_value(self) -> float:
-        """Every entry of X_u."""
+    def unit_value(self) -> Value:
+        """Every entry of X_u, or nested lists of them."""
+        if isinstance(self.unit, list):
+            return self.unit
         return UNITS[self.unit] if self.unit in UNITS else float(self.unit.removeprefix("const:"))
 
 
@@ -198,6 +209,14 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
     def check(self, net: Network, clients: Clients, training: TrainingConfig) -> None:
         super().check(net, clients, training)
         require_split(net, self.config.name)
+        try:
+            unit_input(net, self.config.unit_value, 1)
+        except RuntimeError:
+            shape = list(torch.tensor(self.config.unit_value).shape)
+            raise ConfigError(
+                f"method ua_pdfl: unit has the shape {shape}, which cannot be repeated to that of a sample, "
+                f"{list(net.input_shape)}."
+            ) from None
 
     def init_hub(self, net: Network, clients: Clients) -> Published:
         w = self.starts(net, clients.ids)
@@ -360,6 +379,16 @@ class UAPDFL(Peers[Config, Published, State, Down, Up]):
                     Message(source, peer, kind, pieces[kind], pieces[kind] * size) for kind in kinds[asked]
                 ]
         return messages
+
+
+def _finite_lists(unit: list[Any]) -> list[Any]:
+    try:
+        known = bool(torch.tensor(unit, dtype=torch.float64).isfinite().all()) and unit != []
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise ValueError("lists for unit hold finite numbers and have one length at each depth")
+    return unit
 
 
 def _with_picks(mixing: Mixing, pick_N: Tensor) -> Csr:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from raypfl.training import Batch, Network, Rows, cross_entropy, cross_entropy_p
 
 Objective = Callable[[Rows, Batch, Tensor], Tensor]
 Reduction = Literal["mean", "sum"]
+Value = float | list[Any]
+"""X_u in normalised space: one number everywhere, or nested lists, repeated to a sample's shape."""
 
 
 class Answers(NamedTuple):
@@ -25,14 +27,18 @@ class Answers(NamedTuple):
     """Auxiliary representation: `g(X_u)`, flat, `[K, A]`."""
 
 
-def unit_input(net: Network, value: float, num_models: int) -> Tensor:
-    """`X_u`: one sample a model, `[K, 1, ...]`, all entries `value` in normalised space."""
+def unit_input(net: Network, value: Value, num_models: int) -> Tensor:
+    """`X_u`: one sample a model, `[K, 1, ...]`.
+
+    Raises:
+        RuntimeError: lists whose shape cannot be repeated to a sample's.
+    """
     assert net.input_shape, "the network of a run knows the shape of its samples"
     x = torch.tensor(value, dtype=net.dtype, device=net.device)
-    return x.expand(num_models, 1, *net.input_shape)
+    return x.expand(net.input_shape).expand(num_models, 1, *net.input_shape)
 
 
-def answers(net: Network, w_KP: Tensor, value: float) -> Answers:
+def answers(net: Network, w_KP: Tensor, value: Value) -> Answers:
     """Answers of models `[K, width]`, without gradient."""
     with torch.no_grad():
         m = net.bind(w_KP)
@@ -43,13 +49,13 @@ def answers(net: Network, w_KP: Tensor, value: float) -> Answers:
         return Answers(u.where(finite_K1, torch.nan), a.where(finite_K1, torch.nan))
 
 
-def answers_one_by_one(net: Network, w_NP: Tensor, value: float) -> Answers:
+def answers_one_by_one(net: Network, w_NP: Tensor, value: Value) -> Answers:
     """The same; what a model answers does not depend on how many others there are, in no bit."""
     every = [answers(net, w_1P, value) for w_1P in w_NP.split(1)]
     return Answers(*(torch.cat(field) for field in zip(*every, strict=True)))
 
 
-def unit_term(value: float, mu: float, reduction: Reduction) -> Objective:
+def unit_term(value: Value, mu: float, reduction: Reduction) -> Objective:
     """`F_i + mu ||g(X_u) - abar_i||^2`: an objective with the targets `[K, A]` as its further rows.
 
     The term is of the features alone, so it never reaches the head. The features are those of evaluation

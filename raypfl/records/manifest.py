@@ -59,6 +59,7 @@ class Manifest(StrictModel):
     partition: str  # fingerprint of the clients' sample indices
     data: str  # fingerprint of the data set as normalised
     device: str  # kind of device that clients train on
+    dropped: int = 0  # clients that were left out of rounds so far, each round of each counted
     parts: tuple[Part, ...] = ()  # filled in by `commit`
 
     @model_validator(mode="before")

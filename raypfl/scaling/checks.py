@@ -81,7 +81,7 @@ def _check_memory(world: World, pool: Pool, placement: Placement, nodes: list[No
     kept = world.num_clients * sum(field.nbytes for field in one)
     participants = world.config.participation.participants(world.num_clients)
     messages = 2 * participants * net.width * FLOAT_BYTES
-    processes = 1 if world.config.engine.name == "local" else 2 + placement.num_hosts
+    processes = 1 if world.config.engine.name == "local" else 1 + placement.num_servers + placement.num_hosts
     least = kept + messages + pool.x.nbytes + pool.y.nbytes + processes * PROCESS_BYTES
     have = sum(node.memory_bytes for node in nodes)
     if least > have > 0:

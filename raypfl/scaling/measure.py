@@ -79,6 +79,7 @@ def facts_of(world: World, num_hosts: int) -> dict[str, Any]:
         "parameters": world.network(torch.device("cpu")).num_weights,
         "engine": config.engine.name,
         "hosts": num_hosts,
+        "servers": config.server.sharding,
         "gpus_per_host": resources.num_gpus_per_actor if ray else 0.0,
         "device": training_device(config).type,
         "block": world.block,

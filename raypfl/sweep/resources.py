@@ -77,8 +77,9 @@ def ask_of(config: RunConfig, trial: TrialConfig, world: World | None, nodes: Se
 
 def _shares(placement: Placement) -> tuple[Share, ...]:
     server = Share(placement.server_cpus, placement.server_gpus)
+    servers = [server] * placement.num_servers if any(server) else []
     hosts = [Share(placement.host_cpus, placement.host_gpus)] * placement.num_hosts
-    return (server, *hosts) if any(server) else tuple(hosts)
+    return (*servers, *hosts)
 
 
 def at_once(ask: Ask, nodes: Sequence[Node]) -> int:

@@ -52,7 +52,9 @@ def test_what_methods_promise() -> None:
         entry.name: METHODS[entry.options["name"]](
             METHODS[entry.options["name"]].Config(**entry.options)
         ).cost()
-        for entry in entries(["fedper", "fedrod", "fedtc", "pfedme", "fedavg"])
+        for entry in entries(
+            ["fedper", "fedrod", "fedtc", "pfedme", "fedpac", "pfml", "fml", "fedproto", "fedavg"]
+        )
     }
     assert promised == {
         "fedper": 1.15,
@@ -60,9 +62,16 @@ def test_what_methods_promise() -> None:
         "fedtc": 1.15,
         "fedtc live": 1.15,
         "pfedme": 5.5,
+        "fedpac": 1.4,
+        "pfml": 6.5,
+        "fml": 2.5,
+        "fedproto": 1.25,
         "fedavg": None,
     }
     assert METHODS["pfedme"](PFedMe(inner_steps=2)).cost() == 2.5
+    pfml = METHODS["pfml"]
+    assert pfml(pfml.Config(inner_steps=0)).cost() == 2.5
+    assert pfml(pfml.Config(inner_steps=3, inner_order="gauss_seidel")).cost() == 8.5
 
 
 def test_epochs_are_passes_over_a_clients_samples() -> None:
@@ -73,6 +82,7 @@ def test_epochs_are_passes_over_a_clients_samples() -> None:
     assert passes("fedavg") == 2
     assert passes("pfedme") == 2
     assert passes("pfedme", local_batches=15) == 3, "15 of 5 batches"
+    assert passes("pfml", local_batches=10) == 2
     assert METHODS["fedrep"](FedRep(head_epochs=3, body_epochs=2)).passes(TRAINING, 45) == 5
     # Two batches of 10 an outer step: 40 of 45 samples; or parts of whole batches, and nothing is left out.
     assert passes("per_fedavg") == pytest.approx(2 * 40 / 45)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +27,17 @@ ASKED = {
 }
 
 
+def where() -> tuple[str, str]:
+    """The node of this process, and its GPUs."""
+    return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
 @ray.remote
 class Actor:
     """Light: it needs nothing but Ray."""
 
     def where(self) -> tuple[str, str]:
-        return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return where()
 
     def touch(self, data: np.ndarray) -> float:
         return float(data[0])
@@ -43,12 +49,21 @@ def start(placement: Placement, seats: Seats) -> list[Any]:
     return [Actor.options(num_cpus=placement.server_cpus, **seats.server(0)).remote(), *hosts]
 
 
-def wait_until_free(cpus: int, seconds: float = 60.0) -> None:
-    """Until Ray has taken back what was given back: hosts are spread over what is free."""
+def wait_until(known: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until Ray knows something that it hears of late."""
     end = time.monotonic() + seconds
-    while ray.available_resources().get("CPU", 0) < cpus:
+    while not known():
         assert time.monotonic() < end, ray.available_resources()
         time.sleep(0.1)
+
+
+def all_free(nodes: list[str]) -> bool:
+    """Whether Ray has taken back what was given back: hosts are packed and spread over what is free."""
+    return ray.available_resources().get("CPU", 0) == len(nodes)
+
+
+def copies(data: ray.ObjectRef) -> int:
+    return len(ray.experimental.get_object_locations([data])[data]["node_ids"])
 
 
 def places(placement: Placement, nodes: list[str]) -> list[Any]:
@@ -60,7 +75,7 @@ def places(placement: Placement, nodes: list[str]) -> list[Any]:
     for actor in actors:
         ray.kill(actor)
     seats.give_back()
-    wait_until_free(len(nodes))
+    wait_until(lambda: all_free(nodes))
     return [[nodes.index(node) for node, _ in found], [gpus for _, gpus in found]]
 
 
@@ -69,11 +84,13 @@ class Trial:
     """In the first bundle of a group that somebody else made, as a trial of Ray Tune is."""
 
     def run(self, address: str) -> Any:
+        own, _ = where()
+        asked = replace(ONE, host_cpus=0.25, server="apart", hosts="spread")
         with connected(address) as bundles:
-            seats = Seats(replace(ONE, server="apart"))
+            seats = Seats(asked)
             seats.take(60)
-            found = ray.get([actor.where.remote() for actor in start(ONE, seats)], timeout=60)
-        return [[bundle.cpus for bundle in bundles], seats.reserved, len({node for node, _ in found})]
+            found = ray.get([actor.where.remote() for actor in start(asked, seats)], timeout=60)
+        return [[bundle.cpus for bundle in bundles], seats.reserved, [node == own for node, _ in found]]
 
 
 def main() -> None:
@@ -90,9 +107,10 @@ def main() -> None:
     there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes for _ in range(2)]
     readers = [Actor.options(num_cpus=0, scheduling_strategy=node).remote() for node in there]
     ray.get([reader.touch.remote(data) for reader in readers], timeout=60)
-    told["copies"] = len(ray.experimental.get_object_locations([data])[data]["node_ids"])
+    wait_until(lambda: copies(data) == len(nodes))
 
-    group = ray.util.placement_group([{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 0.5}], "SPREAD")
+    # All of one node: what leaves the group finds room on the other only.
+    group = ray.util.placement_group([{"CPU": 0.5}, {"CPU": 0.25}, {"CPU": 0.25}], "STRICT_PACK")
     inside = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
     trial = Trial.options(scheduling_strategy=inside).remote()
     told["trial"] = ray.get(trial.run.remote("auto"), timeout=120)

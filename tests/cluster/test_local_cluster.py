@@ -1,24 +1,26 @@
-"""Two nodes on this machine, apart where that is allowed: jobs, places, storage, and how they end."""
+"""Two nodes on this machine, apart where that is allowed: jobs, faults, places, storage, and how they end."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import stumbling
 import yaml
-from small_runs import CONFIG, assert_same_run
+from small_runs import CONFIG, assert_same_run, claim_of, wait_until_ended
 
 import raypfl
 from raypfl.cluster import local
-from raypfl.cluster.processes import Process
+from raypfl.cluster.processes import Process, descendants
 from raypfl.errors import PlacementError
 
 pytestmark = [
@@ -28,15 +30,24 @@ pytestmark = [
 ]
 
 METHOD = "fedamp"
+PLACES = ("engine.num_actors=2", "resources.hosts=spread", "resources.server=beside")
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Cluster]:
+def stumble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which processes of the cluster are asked to stumble."""
+    return tmp_path_factory.mktemp("stumble")
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, stumble: Path) -> Iterator[local.Cluster]:
     """One CPU each; the head has a GPU, by name only; each sees one folder of its own."""
     name = f"test-{os.getpid()}"
     own_disk = tmp_path_factory.mktemp("disk")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(raypfl.__file__).parent.parent))
+        patch.setenv("PYTHONPATH", str(Path(raypfl.__file__).parent.parent), prepend=os.pathsep)
+        for variable, value in stumbling.environment(stumble).items():
+            patch.setenv(variable, value)
         try:
             cluster = local.start(
                 name,
@@ -58,47 +69,61 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Cluste
 def project(folder: Path) -> Path:
     """What travels with a job: a configuration, and nothing else."""
     folder.mkdir()
-    settings = {**CONFIG, "model": {"name": "mlp", "hidden": [8]}, "name": "run", "rounds": 3}
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "name": "run"}))
     return folder / "config.yaml"
 
 
-def send(cluster: local.Cluster, config: Path, *overrides: str) -> int:
+def sending(cluster: local.Cluster, project: Path, *arguments: str) -> subprocess.Popen[str]:
     """As a person does, in a process of its own: Ray reads its token once a process."""
-    command = [
-        sys.executable,
-        "-m",
-        "raypfl.cluster.submit",
-        "--working-dir",
-        str(config.parent),
-        str(config),
-    ]
-    environment = {**os.environ, **cluster.submission_environment}
-    return subprocess.run([*command, *overrides], env=environment, timeout=300).returncode
+    command = [sys.executable, "-m", "raypfl.cluster.submit", "--working-dir", str(project), *arguments]
+    # It looks at the model, too.
+    environment = {**os.environ, **stumbling.environment(project), **cluster.submission_environment}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
-class Gauges(threading.Thread):
-    """Reads a run's gauges from the Prometheus endpoints of all nodes until told to stop, as a scraper does.
+def send(cluster: local.Cluster, project: Path, *arguments: str) -> tuple[int, str]:
+    """Its status, and all that it printed."""
+    with sending(cluster, project, *arguments) as sent:
+        said, _ = sent.communicate(timeout=300)
+        return sent.returncode, said
 
-    Ray forgets those of a program soon after its end.
-    """
+
+def driver_of(cluster: local.Cluster) -> int:
+    """The process of the one job that runs."""
+    (head, *_) = cluster.nodes
+    assert head.keeper is not None
+    found = []
+    for one in descendants(head.keeper):
+        # Others may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"raypfl\0run\0" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                found.append(one.pid)
+    assert len(found) == 1, found
+    return found[0]
+
+
+class Gauges:
+    """A run's gauges on the Prometheus endpoints of all nodes, as a scraper reads them."""
 
     def __init__(self, cluster: local.Cluster) -> None:
-        super().__init__(daemon=True)
-        self.cluster, self.last, self.done = cluster, dict[str, float](), threading.Event()
         self.direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         token = {"Authorization": f"Bearer {cluster.token.read_text()}"}
         asking = urllib.request.Request(f"{cluster.dashboard}/api/prometheus/sd", headers=token)
         with self.direct.open(asking, timeout=30) as answer:
             self.targets = [target for group in json.load(answer) for target in group["targets"]]
 
-    def run(self) -> None:
-        while not self.done.is_set():
-            for target in self.targets:
-                self.read(target)
-            self.done.wait(0.3)
+    def of_round(self, round: int, seconds: float = 240.0) -> dict[str, float]:
+        """Once they are there; Ray sends them every few seconds."""
+        end, found = time.monotonic() + seconds, dict[str, float]()
+        while found.get("ray_raypfl_round") != round:
+            assert time.monotonic() < end, found
+            time.sleep(0.3)
+            found = {name: value for target in self.targets for name, value in self.read(target)}
+        return found
 
-    def read(self, target: str) -> None:
+    def read(self, target: str) -> Iterator[tuple[str, float]]:
         try:
             with self.direct.open(f"http://{target}/metrics", timeout=30) as answer:
                 lines = answer.read().decode().splitlines()
@@ -106,15 +131,7 @@ class Gauges(threading.Thread):
             return
         for line in lines:
             if line.startswith("ray_raypfl_"):
-                self.last[line.partition("{")[0]] = float(line.rpartition(" ")[2])
-
-    def wait_for_round(self, round: int) -> dict[str, float]:
-        end = time.monotonic() + 30
-        while self.last.get("ray_raypfl_round") != round and time.monotonic() < end:
-            time.sleep(0.3)
-        self.done.set()
-        self.join()
-        return self.last
+                yield line.partition("{")[0], float(line.rpartition(" ")[2])
 
 
 def on_head(cluster: local.Cluster, *arguments: str) -> str:
@@ -131,41 +148,59 @@ def on_head(cluster: local.Cluster, *arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_a_job_on_two_nodes_gives_the_bits_of_one_process(
-    two_nodes: local.Cluster,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+def test_a_job_on_two_nodes_gives_the_bits_of_one_process(two_nodes: local.Cluster, tmp_path: Path) -> None:
+    config = project(tmp_path / "project")
+    status, said = send(
+        two_nodes, config.parent, str(config), f"storage_path={tmp_path}/there", "rounds=3", *PLACES
+    )
+    assert status == 0, said
+    assert "round 3/3  accuracy" in said, "the job's output is followed"
+    here = raypfl.run(config, [f"storage_path={tmp_path}/here", "rounds=3"])
+    assert_same_run(tmp_path / "there" / "run", here.path, METHOD)
+
+
+def test_a_job_whose_driver_is_killed_goes_on_as_another_job(
+    two_nodes: local.Cluster, stumble: Path, tmp_path: Path
 ) -> None:
     config = project(tmp_path / "project")
-    gauges = Gauges(two_nodes)
-    gauges.start()
-    places = ["engine.num_actors=2", "resources.hosts=spread", "resources.server=beside"]
-    code = send(two_nodes, config, f"storage_path={tmp_path}/there", *places)
-    shown = capfd.readouterr()
-    assert code == 0, shown
-    assert "fedamp-seed3  round 3/3  accuracy" in shown.out, "the job's output is followed"
     here = raypfl.run(config, [f"storage_path={tmp_path}/here"])
-    assert_same_run(tmp_path / "there" / "run", here.path, METHOD)
-    found = gauges.wait_for_round(3)
+    there = tmp_path / "there" / "run"
+    # A host has two clients with two batches each.
+    stumbling.ask(stumble, "block", after=3 * 4 + 1)
+    with sending(two_nodes, config.parent, str(config), f"storage_path={there.parent}", *PLACES) as sent:
+        claim = claim_of(sent, stumble)
+        try:
+            gauges = Gauges(two_nodes).of_round(3)
+            os.kill(driver_of(two_nodes), signal.SIGKILL)
+            said, _ = sent.communicate(timeout=300)
+            wait_until_ended(stumbling.pid_of(claim))
+        finally:
+            claim.unlink()
+            sent.kill()
+    assert sent.returncode == 137 and "cluster/submit --resume" in said, said
+    assert "round 3/6" in said and "round 4/6" not in said
     last = here.rounds().query("round == 3 and split == 'train'").iloc[0]
-    assert found["ray_raypfl_round"] == 3
-    assert found["ray_raypfl_upload_bytes"] == last.upload_bytes
-    assert found["ray_raypfl_download_bytes"] == last.download_bytes
-    assert 0 < found["ray_raypfl_accuracy"] <= 1 and found["ray_raypfl_clients_per_second"] > 0
+    assert gauges["ray_raypfl_upload_bytes"] == last.upload_bytes
+    assert gauges["ray_raypfl_download_bytes"] == last.download_bytes
+    assert 0 < gauges["ray_raypfl_accuracy"] <= 1 and gauges["ray_raypfl_clients_per_second"] > 0
+
+    status, said = send(two_nodes, config.parent, "--resume", str(there))
+    assert status == 0, said
+    assert "6 rounds, resumed after round 2" in said
+    assert_same_run(there, here.path, METHOD)
 
 
 def test_a_failing_job_gives_its_status_and_says_which_node_does_not_see_the_storage(
     two_nodes: local.Cluster,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if two_nodes.isolation != "namespaces":
         pytest.skip("needs network namespaces, for nodes with disks of their own")
     (own_disk,) = two_nodes.private
     config = project(tmp_path / "project")
-    assert send(two_nodes, config, f"storage_path={own_disk}/runs") == 2
+    status, said = send(two_nodes, config.parent, str(config), f"storage_path={own_disk}/runs")
+    assert status == 2
     head, other = (node.address for node in two_nodes.nodes)
-    said = capfd.readouterr().out
     assert (
         f"StorageError: storage_path = {own_disk}/runs: what {head} writes there is not seen on {other}"
         in said
@@ -202,9 +237,8 @@ def test_actors_go_where_they_are_asked_to(two_nodes: local.Cluster) -> None:
     # Only the head has a GPU, so hosts that want a half of it are there, whatever else is asked for.
     assert told["halves of a GPU"] == [[1, 0, 0], ["", "0", "0"]]
     assert "the places of this run were not free within 1 s. It asks for 9 client hosts" in told["too many"]
-    assert told["copies"] == 2, "four readers on two nodes share two copies of the data"
-    # The trial itself takes a quarter of its bundle; what it starts stays in the group.
-    assert told["trial"] == [[0.25, 0.5, 0.5], False, 2]
+    # The trial itself takes a quarter of its bundle; what it starts stays in the group, whatever it asks for.
+    assert told["trial"] == [[0.25, 0.25, 0.25], False, [True, True, True]]
 
 
 def test_a_node_is_killed_and_the_rest_is_stopped_and_nobody_else(two_nodes: local.Cluster) -> None:
@@ -247,4 +281,16 @@ def test_a_cluster_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPa
     name = f"fails-{os.getpid()}"
     with pytest.raises(PlacementError, match=r"node 0 of fails-.*\nno room"):
         local.start(name, note=lambda _: None)
+    assert not local.folder_of(name).exists()
+
+
+def test_a_node_that_was_too_slow_to_start_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = f"if mkdir {tmp_path}/first; then echo {local.SLOW!r}.; else echo no room; fi; exit 1"
+    monkeypatch.setattr(local, "_ray_start", lambda *_: ["sh", "-c", script])
+    name, notes = f"slow-{os.getpid()}", list[str]()
+    with pytest.raises(PlacementError, match=r"node 0 of slow-.*\n.*\nno room"):
+        local.start(name, note=notes.append)
+    assert notes[-1] == "Node 0 was too slow for `ray start`; once more."
     assert not local.folder_of(name).exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from raypfl.cluster import processes
 from raypfl.cluster.keeper import exit_status, keep
 from raypfl.cluster.processes import Process, descendants, end, process
 
@@ -52,6 +55,25 @@ def test_those_that_were_recorded_end_also_without_their_keeper(tmp_path: Path) 
     below = descendants(keeper)
     end(keeper._replace(started=0), below, grace_seconds=0.3)
     assert len(below) == 1 and not below[0].alive
+
+
+def test_who_ends_while_somebody_looks_hides_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["sh", "-c", "sleep 300 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        sleeper = process(int(shell.stdout.readline()))
+        look, ended = processes._stat, iter([None])
+
+        def stat(pid: int) -> list[str] | None:
+            return next(ended, look(pid)) if pid == shell.pid else look(pid)
+
+        monkeypatch.setattr(processes, "_stat", stat)
+        here = process(os.getpid())
+        assert here is not None and sleeper is not None
+        below = descendants(here)
+        sleeper.send(signal.SIGKILL)
+        shell.kill()
+    assert sleeper in below
 
 
 def test_a_later_process_of_the_same_number_is_left_alone(bystander: subprocess.Popen[bytes]) -> None:

@@ -52,6 +52,7 @@ class Cluster:
     [
         (JobStatus.SUCCEEDED, 0, 0),
         (JobStatus.FAILED, 2, 2),
+        (JobStatus.FAILED, 137, 137),
         (JobStatus.FAILED, None, 1),
         (JobStatus.FAILED, 0, 1),
         (JobStatus.STOPPED, None, 130),
@@ -81,6 +82,7 @@ def test_the_exit_status_is_the_jobs(
     told = capsys.readouterr()
     assert told.out.endswith("round 1\nround 2\n")
     assert ("said" in told.err) == (status is JobStatus.FAILED and code is None)
+    assert ("ended by signal 9 " in told.err) == (code == 137)
 
 
 def test_output_that_breaks_off_does_not_end_the_waiting(

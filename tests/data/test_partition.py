@@ -23,12 +23,13 @@ OPTIONS: dict[str, dict[str, object]] = {
     "shards": {},
     "fixclass": {},
     "fedpac": {"train_size": 300, "test_size": 50},
+    "ways_shots": {},
     "pairs": {},
     "pfml_cifar10": {},
     "natural": {},
 }
-PER_CLIENT = ["pathological", "dirichlet", "practical", "fedpac", "natural"]
-SHARES_SAMPLES = {"pathological", "dirichlet", "practical", "fixclass"}
+PER_CLIENT = ["pathological", "dirichlet", "practical", "fedpac", "ways_shots", "natural"]
+SHARES_SAMPLES = {"pathological", "dirichlet", "practical", "fixclass", "ways_shots"}
 
 
 def draw(name: str, pool: Pool, seed: int = 0, **options: object) -> Federation:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import stumbling
 from failures import Notes, break_down, repair
-from small_runs import assert_same_run, drive, last_state, small_world
+from small_runs import CONFIG, assert_same_run, drive, last_state, small_world
 
 import raypfl
 from raypfl.engine.contract import HostsLost, RoundReport
@@ -89,6 +89,30 @@ def test_so_many_clients_may_be_left_out_and_no_more(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"3 clients would have been left out .*max_dropped = 2.*resume"):
         drive(world, Failing(world, pool, faults=faults), tmp_path / "run")
     assert list(Result(tmp_path / "run").dropped()["round"]) == [1, 2]
+
+
+def test_who_was_left_out_before_a_run_was_resumed_counts_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stumbling.VARIABLE, str(tmp_path))
+    config = {**CONFIG, "name": "run", "storage_path": str(tmp_path)}
+    budget = "faults={policy: drop_clients, max_dropped: 2}"
+
+    def ask() -> None:
+        for claim in tmp_path.glob("claimed-*"):
+            claim.unlink()
+        stumbling.ask(tmp_path, "raise")
+
+    ask()
+    run = raypfl.run(config, [budget, "rounds=1"]).path
+    ask()
+    raypfl.resume(run, ["rounds=2"])
+    ask()
+    with pytest.raises(ClientError, match=r"3 clients would .*, 2 of them before it was resumed, and"):
+        raypfl.resume(run, ["rounds=3"])
+    ask()
+    raypfl.resume(run, ["rounds=3", "faults.max_dropped=3"])
+    assert list(Result(run).dropped()["round"]) == [1, 2, 3]
 
 
 def test_who_fails_in_an_evaluation_is_not_helped_by_being_left_out(tmp_path: Path) -> None:

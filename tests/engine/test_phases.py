@@ -15,7 +15,7 @@ from raypfl.algebra import mix, pairwise_distances, weighted_mean
 from raypfl.algebra.phases import WATCHER, phase
 from raypfl.engine.contract import Engine
 from raypfl.engine.local import LocalEngine
-from raypfl.engine.phases import PhaseClock, Spent, together
+from raypfl.engine.phases import PhaseClock, Spent, beside, together
 from raypfl.errors import ShapeError
 
 CPU = torch.device("cpu")
@@ -76,6 +76,15 @@ def test_phases_of_several_pieces_of_work_are_added() -> None:
     assert together(parts) == {"qp": Spent(4, 6), "other": Spent(5, 6)}
 
 
+def test_of_servers_that_work_at_the_same_time_the_slowest_is_waited_for() -> None:
+    parts: list[dict[Any, Spent]] = [
+        {"mixing": Spent(1, 2), "other": Spent(2, 4)},
+        {"mixing": Spent(3, 8), "other": Spent(1, 16)},
+    ]
+    assert beside(parts) == {"mixing": Spent(3, 10), "other": Spent(1, 20)}
+    assert beside([{}, {}]) == {}
+
+
 def second_round(engine: Engine) -> Any:
     engine.round(1, evaluate_pre=False, evaluate_post=False)
     return engine.round(2, evaluate_pre=False, evaluate_post=False)
@@ -98,6 +107,30 @@ def test_a_round_is_split_into_what_its_method_does(method: str, own: set[str]) 
     assert {"sampling", "messages", "other"} <= set(report.server_phases)
     total = sum(spent.seconds for spent in report.server_phases.values())
     assert 0.0 < total <= report.server_seconds
+
+
+def test_every_server_of_several_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of both, phase by phase, with those before a sum was asked for and of the adding."""
+    world, pool = small_world("server.sharding=2", "model={name: mlp, hidden: [300]}", method="diversifed")
+    engine = LocalEngine(world._replace(phases=True), pool)
+    engine.round(1, evaluate_pre=False, evaluate_post=False)
+    wall = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(wall)))
+    looks: list[int] = []
+    running = PhaseClock.running
+
+    def counted(clock: PhaseClock) -> Any:
+        looks.append(1)
+        return running(clock)
+
+    monkeypatch.setattr(PhaseClock, "running", counted)
+    report = engine.round(2, evaluate_pre=False, evaluate_post=False)
+    # Two servers open and close; they come to sums, which the first adds, and open again.
+    assert len(looks) > 4
+    assert {"distances", "mixing", "sampling", "messages", "other"} == set(report.server_phases or ())
+    total = sum(spent.seconds for spent in (report.server_phases or {}).values())
+    # Between two looks at the clock is a second; outside of phases there are two a piece of work.
+    assert report.server_seconds == total + 2 * len(looks)
 
 
 def test_nothing_is_measured_unless_asked_for() -> None:

@@ -74,6 +74,36 @@ def test_the_server_has_its_share(server: float, room: int) -> None:
         placed([node(4, 2)], *ask, f"engine.num_actors={room + 1}")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "ask", "room"),
+    [
+        ([node(4), node(4)], {"num_cpus_server": 1}, 5),  # 8 cores without those of three servers
+        ([node(2), node(2)], {"num_cpus_server": 1}, 1),
+        # Of 4.5 and 3.5 cores hosts of 2 leave half and one and a half: two servers cost nothing there.
+        ([node(4.5), node(3.5)], {"num_cpus_server": 0.75, "num_cpus_per_actor": 2}, 2),
+        ([node(4.75), node(3.5)], {"num_cpus_server": 0.75, "num_cpus_per_actor": 2}, 3),
+        # Two servers share a GPU, and the third leaves half of another: room for one host there.
+        ([node(9, 3)], {"num_gpus_server": 0.5, "num_gpus_per_actor": 0.5}, 3),
+        ([node(9, 2), node(9, 1)], {"num_gpus_server": 0.6, "num_gpus_per_actor": 0.4}, 3),
+        ([node(9, 4)], {"num_gpus_server": 1, "num_gpus_per_actor": 0.5}, 2),
+    ],
+)
+def test_every_one_of_several_servers_has_its_share(
+    nodes: list[Node], ask: dict[str, float], room: int
+) -> None:
+    asked = ["server.sharding=3", "model={name: mlp, hidden: [300]}"]
+    asked += [f"resources.{key}={value}" for key, value in ask.items()]
+    assert placed(nodes, *asked, f"engine.num_actors={room}").num_servers == 3
+    with pytest.raises(PlacementError, match=rf"3 servers .* the 3 servers there is room for {room}\. Lower"):
+        placed(nodes, *asked, f"engine.num_actors={room + 1}")
+
+
+def test_servers_that_do_not_all_fit_are_refused() -> None:
+    asked = ["server.sharding=3", "model={name: mlp, hidden: [300]}", "resources.num_cpus_server=2"]
+    with pytest.raises(PlacementError, match="3 servers with 2 CPU each.*there is room for 0"):
+        placed([node(3), node(3)], *asked, "engine.num_actors=1")
+
+
 def test_the_server_goes_where_most_hosts_stay() -> None:
     # On the node with 3 CPUs it costs no host of 2 CPUs.
     ask = ["resources.num_cpus_per_actor=2", "resources.num_cpus_server=1"]
@@ -150,6 +180,22 @@ def test_one_client_an_actor() -> None:
     assert placement.num_hosts == NUM_CLIENTS
     dealt = deal(world, placement.num_hosts)
     assert sorted(ids_of(world, blocks).tolist() for blocks in dealt) == [[0], [1], [2], [3]]
+
+
+def test_a_cluster_that_does_not_start_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(
+            PlacementError, match=r"this machine: .* timed out .*\n.*engine.name=local needs no Ray"
+        ),
+        connected(None),
+    ):
+        raise AssertionError("there is no cluster")
 
 
 def test_a_cluster_that_is_not_there_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,13 @@ def test_a_client_that_hangs(
     disturbed = drive(world, engine, tmp_path / "disturbed", saboteur)
     saboteur.join()
     dropped = Result(disturbed).dropped()
-    assert list(dropped["reason"]) == ([] if policy == "restart" else ["hung"])
-    (note,) = saboteur.notes
-    assert "took too long in round 4" in note and "back to round 2" in note
-    away = {4: dict(zip(dropped["client"], dropped["reason"], strict=True))}
+    # On a very busy machine others may hang, too.
+    assert any("took too long in round 4" in note and "back to round 2" in note for note in saboteur.notes)
+    assert set(dropped["reason"]) == (set() if policy == "restart" else {"hung"})
+    assert (4 in set(dropped["round"])) == (policy == "drop_clients")
+    away = {
+        round: dict(zip(own["client"], own["reason"], strict=True)) for round, own in dropped.groupby("round")
+    }
     undisturbed = drive(world, LocalEngine(world, pool), tmp_path / "undisturbed", away=away)
     assert_same_run(disturbed, undisturbed)
     record_property("seconds", saboteur.recovered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -15,6 +16,7 @@ import raypfl
 from raypfl.algebra import columns, pairwise_distances
 from raypfl.algebra.columns import Held, NoSums, Shard, SumAsked, holding
 from raypfl.console import Console
+from raypfl.engine.contract import RoundReport
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.placement import Placement
 from raypfl.engine.ray import Crew, RayEngine, share
@@ -124,6 +126,7 @@ def test_a_lost_server_is_replaced_and_the_round_done_again(
     cluster: Path, one_server: Path, tmp_path: Path
 ) -> None:
     world, pool = small_world("rounds=4", *ROUNDS, sharded(2))
+    world = world._replace(phases=True)
     with closing(Crew(Placement(1, 1, 0, 0, 0, num_servers=2))) as crew:
         engine = RayEngine(world, share(pool), crew)
         save = engine.save
@@ -135,11 +138,21 @@ def test_a_lost_server_is_replaced_and_the_round_done_again(
             return parts
 
         engine.save = save_and_lose  # type: ignore[method-assign]
+        reports, round = list[RoundReport](), engine.round
+
+        def round_and_tell(*arguments: Any, **options: Any) -> RoundReport:
+            reports.append(round(*arguments, **options))
+            return reports[-1]
+
+        engine.round = round_and_tell  # type: ignore[method-assign]
         console = Notes()
         path = drive(world, engine, tmp_path / "run", console)
         assert list(crew.processes()) == ["hub", "hub-1", "host-0"]
     assert len(console.notes) == 1 and "back to round 2" in console.notes[0]
     assert_same_run(path, one_server)
+    spent = reports[-1].server_phases
+    assert spent is not None and set(spent) == {"distances", "mixing", "sampling", "messages", "other"}
+    assert sum(own.seconds for own in spent.values()) <= reports[-1].server_seconds
 
 
 def same_diagnostics(left: Path, right: Path) -> bool:

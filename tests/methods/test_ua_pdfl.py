@@ -330,6 +330,10 @@ def test_reported_is_the_personalised_model_as_received():
         ({"tau": -2.0, "divergence": "jeffreys"}, "no threshold of jeffreys; use 0 or more, or -1"),
         ({"unit": "mean"}, "'mean' is none of ones, zeros and const:NUMBER"),
         ({"unit": "const:inf"}, "'const:inf' is none of"),
+        ({"unit": []}, "lists for unit hold finite numbers"),
+        ({"unit": [[1.0], [1.0, 2.0]]}, "and have one length at each depth"),
+        ({"unit": [float("nan")]}, "lists for unit hold finite numbers"),
+        ({"unit": ["one"]}, "lists for unit hold finite numbers"),
         ({"mu": -1.0}, "greater than or equal to 0"),
     ],
 )
@@ -351,6 +355,13 @@ def test_a_model_without_layers_to_tell_apart_is_refused(make_toy):
     toy = make_toy(SIZES)
     with pytest.raises(ConfigError, match="method ua_pdfl .*covers every layer"):
         method().check(toy.net, toy.clients, MOMENTUM)
+
+
+def test_a_unit_input_of_another_shape_than_a_sample_is_refused(deep):
+    shape = list(deep.net.input_shape)
+    told = rf"unit has the shape \[{shape[-1] + 1}\], .* that of a sample, \{shape}"
+    with pytest.raises(ConfigError, match=told):
+        method(unit=[0.5] * (shape[-1] + 1)).check(deep.net, deep.clients, MOMENTUM)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0], ids=["some heads", "everyone drops"])

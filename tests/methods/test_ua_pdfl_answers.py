@@ -65,7 +65,10 @@ def plain(net, row):
     return module
 
 
-@pytest.mark.parametrize("value", [1.0, 0.0, -0.5])
+ROW = [[0.3, -1.0, 2.0, 0.0]]
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0, -0.5, [[[0.3]]], ROW])
 def test_answers_are_those_of_a_plain_model_in_evaluation_mode(value):
     net = network()
     w = models(net)
@@ -73,7 +76,8 @@ def test_answers_are_those_of_a_plain_model_in_evaluation_mode(value):
     for row in range(3):
         module = plain(net, w[row]).eval()
         with torch.no_grad():
-            z = module[:4](torch.full((1, *SHAPE), value, dtype=torch.float64))
+            x = torch.tensor(value, dtype=torch.float64).broadcast_to(1, *SHAPE)
+            z = module[:4](x)
             torch.testing.assert_close(found.a[row], z.flatten(), rtol=1e-12, atol=1e-14)
             expected = module.head(z)[0].log_softmax(0)
             torch.testing.assert_close(found.u[row], expected, rtol=1e-12, atol=1e-14)

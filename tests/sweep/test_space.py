@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from small_runs import CONFIG
+from small_runs import CONFIG, small_world
 
 from raypfl.engine.placement import Node
 from raypfl.errors import CheckpointError, ConfigError, PlacementError, StorageError
 from raypfl.sweep import session
+from raypfl.sweep.config import TrialConfig
 from raypfl.sweep.folder import SweepFolder
 from raypfl.sweep.reading import is_sweep, read
-from raypfl.sweep.resources import Ask, Share, at_once
+from raypfl.sweep.resources import Ask, Share, ask_of, at_once
 from raypfl.sweep.session import Sweep
 from raypfl.sweep.space import evaluate
 from raypfl.sweep.trials import Trial
@@ -268,3 +269,10 @@ def test_the_ready_sweeps_have_the_values_of_the_tables() -> None:
     steps = {(t.values["participation.count"], t.values["method.inner_steps"]) for t in of("pfml_steps")}
     assert steps == {(count, k) for count in (5, 10) for k in (1, 3, 5, 7)}
     assert {t.values["method.lam"] for t in of("pfml_lambda")} == {10, 20, 30, 40}
+
+
+def test_a_trial_has_a_place_for_each_of_several_servers() -> None:
+    several = ["server.sharding=3", "model={name: mlp, hidden: [300]}", "resources.num_cpus_server=1"]
+    world, _ = small_world("engine.name=ray", "engine.num_actors=2", *several)
+    ask = ask_of(world.config, TrialConfig(), world, [Node(8, 0, 0)])
+    assert ask.bundles() == [{}, *[{"CPU": 1.0}] * 5]

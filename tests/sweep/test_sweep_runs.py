@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,16 +36,16 @@ TAU = {"method.tau": [0.5, 1.0]}
 
 
 class Lines(Console):
-    """Keeps what it is told; asks a sweep to stop after so many trials."""
+    """Keeps what it is told; presses Ctrl-C after so many trials."""
 
-    def __init__(self, folder: Path | None = None, stop_after: int = 0) -> None:
+    def __init__(self, stop_after: int = 0) -> None:
         self.lines: list[str] = []
-        self._folder, self._stop_after = folder, stop_after
+        self._stop_after = stop_after
 
     def note(self, text: str) -> None:
         self.lines.append(text)
-        if self._folder is not None and text.startswith(f"[{self._stop_after}/"):
-            (self._folder / ".stop").touch()
+        if text.startswith(f"[{self._stop_after}/"):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def sweep(tmp_path: Path, *overrides: str, console: Console | None = None, **keys: Any) -> SweepResult:
@@ -131,7 +133,7 @@ def test_a_failed_trial_is_run_again_when_asked(finished: Path) -> None:
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"space": {"method.tau": [0.5, 0.8, 1.0]}}
-    console = Lines(tmp_path / "s", stop_after=1)
+    console = Lines(stop_after=1)
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, "concurrency=1", "rounds=3", console=console, **keys)
     assert any("raypfl sweep" in line and "--resume" in line for line in console.lines)
@@ -236,7 +238,7 @@ def test_optuna_proposes_and_goes_on_where_it_was(tmp_path: Path) -> None:
         "search": {"name": "optuna", "points": 4, "startup": 2},
         "constraints": ["training.optimizer.lr < 0.05"],
     }
-    console = Lines(tmp_path / "s", stop_after=2)
+    console = Lines(stop_after=2)
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, "concurrency=1", "rounds=1", console=console, **keys)
     before = json.loads((tmp_path / "s" / "proposed.json").read_text())["proposed"]

@@ -1,6 +1,6 @@
 """What partitions share: the options of all of them, and the two ways of dealing that most follow.
 
-A `Partition` is its own configuration. `draw` gives every client's training and test rows; `Independent`
+A `Partition` is its own configuration. `draw` gives every client's training and test rows; `Drawn`
 partitions draw each client's from the official splits, alone, so samples may be shared by clients and
 client i does not depend on how many others there are; `Dealt` partitions give each client a list, which
 is then shuffled and split into training and test.
@@ -54,15 +54,13 @@ class Partition(StrictModel, ABC):
         """
 
 
-class Independent(Partition):
+class Drawn(Partition):
     """Every client draws its samples from the official splits, independently of the others."""
 
-    train_size: Count = 500
-    """Training samples of each client, from the official training split."""
-    test_size: Count = 100
-    """Test samples of each client, from the official test split."""
     when_short: Literal["error", "replace"] = "error"
     """A class has fewer samples than one client needs: refuse, or draw that class with replacement."""
+    asked: ClassVar[tuple[str, str]] = ("train_size", "test_size")
+    """The options that say how many training and test samples a client needs."""
 
     @abstractmethod
     def label_counts(
@@ -80,11 +78,20 @@ class Independent(Partition):
             replace = self.when_short == "replace"
             draws.append(
                 Draw(
-                    train.sample(counts[0], generator, client, replace),
-                    test.sample(counts[1], generator, client, replace),
+                    train.sample(counts[0], generator, client, replace, self.asked[0]),
+                    test.sample(counts[1], generator, client, replace, self.asked[1]),
                 )
             )
         return draws
+
+
+class Independent(Drawn):
+    """The same with equally many samples for every client."""
+
+    train_size: Count = 500
+    """Training samples of each client, from the official training split."""
+    test_size: Count = 100
+    """Test samples of each client, from the official test split."""
 
 
 class Dealt(Partition):

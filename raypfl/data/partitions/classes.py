@@ -43,7 +43,7 @@ class ClassRows(NamedTuple):
         return ClassRows(self.split, [generator.permutation(rows) for rows in self.rows])
 
     def sample(
-        self, counts: np.ndarray, generator: np.random.Generator, client: int, replace: bool
+        self, counts: np.ndarray, generator: np.random.Generator, client: int, replace: bool, option: str
     ) -> np.ndarray:
         """Rows for one client, class by class, without replacement.
 
@@ -52,6 +52,7 @@ class ClassRows(NamedTuple):
             generator: the client's.
             client: its id, for the message.
             replace: draw with replacement from a class that is too small; never from one that is empty.
+            option: what asks for that many, for the message.
 
         Raises:
             PartitionError: a class is too small.
@@ -62,7 +63,7 @@ class ClassRows(NamedTuple):
             if short and not (replace and len(rows)):
                 raise PartitionError(
                     f"class {label} has {len(rows)} {self.split} samples, client {client} needs {count}. "
-                    f"Lower partition.{self.split}_size, or set partition.when_short=replace to let samples "
+                    f"Lower partition.{option}, or set partition.when_short=replace to let samples "
                     "repeat within a client (an empty class stays an error)."
                 )
             taken.append(generator.choice(rows, count, replace=short) if count else rows[:0])
