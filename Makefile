@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # A process a core; what starts Ray stays in one of them.
 PARALLEL := -n auto --dist loadgroup
 
-.PHONY: run test quick lint types check
+.PHONY: run test quick lint types check benchmarks
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -39,3 +39,8 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 check: lint types test
+
+# A new folder every day, since results are never overwritten. Also with Ray: BENCH= make benchmarks.
+BENCH ?= --local
+benchmarks: $(VENV)/.installed
+	$(BIN)/raypfl bench $(BENCH) --out tests/benchmarks/$(shell date +%F)$(if $(BENCH),,-ray)

@@ -20,8 +20,11 @@ from torch import Tensor
 
 COLUMN_BLOCK = 8192
 """Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
+CACHED_ENTRIES, CACHED_COLUMNS = 2**17, 1024
+"""Blocks of at least so many columns have at most so many entries: 1 MiB of float64, which stay near the core
+while a block is converted, centred and multiplied."""
 BLOCK_ENTRIES = 2**23
-"""Entries of a block of many rows: 64 MiB of float64. Beyond 1,024 rows, blocks have fewer columns."""
+"""Entries of a block of very many rows: 64 MiB of float64. Beyond 8,192 rows, blocks have fewer columns."""
 NARROWEST_BLOCK = 256
 
 MOST_SECTIONS = 16
@@ -59,8 +62,9 @@ class Chunk:
 def column_blocks(num_columns: int, num_rows: int = 1) -> Iterator[slice]:
     """Slices that cover the columns of a matrix of so many rows."""
     width = COLUMN_BLOCK
-    while num_rows * width > BLOCK_ENTRIES and width > NARROWEST_BLOCK:
-        width //= 2
+    for entries, narrowest in ((CACHED_ENTRIES, CACHED_COLUMNS), (BLOCK_ENTRIES, NARROWEST_BLOCK)):
+        while num_rows * width > entries and width > narrowest:
+            width //= 2
     for start in range(0, num_columns, width):
         yield slice(start, min(start + width, num_columns))
 

@@ -25,9 +25,12 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
-    for columns, part in double_blocks(w_KP, double_memory(w_KP)):
-        centred = part - part.mean(0)
-        out_KP[:, columns] = part.addmm_(attraction_KK, centred).sub_(centred.mul_(total_K1))
+    memory, room = double_memory(w_KP), double_memory(w_KP)
+    mean_1K = w_KP.new_full((1, len(w_KP)), 1.0 / max(len(w_KP), 1), dtype=torch.float64)
+    for columns, part in double_blocks(w_KP, memory):
+        centred = torch.sub(part, mean_1K @ part, out=room[: part.numel()].view_as(part))
+        part.addmm_(attraction_KK, centred).addcmul_(centred, total_K1, value=-1.0)
+        out_KP[:, columns] = part
     return out_KP
 
 

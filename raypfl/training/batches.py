@@ -248,7 +248,7 @@ def _steps(schedule: Schedule, data: Samples, pad: bool) -> Iterator[tuple[int, 
 class _Plan(NamedTuple):
     """Everything of a schedule that a step reads, where the samples are."""
 
-    index: Tensor
+    places: Tensor
     """Rows of the samples `[T, K, B]`."""
     y: Tensor
     """Their labels `[T, K, B]`."""
@@ -263,18 +263,18 @@ class _Plan(NamedTuple):
     @phase("batches")
     def of(cls, schedule: Schedule, data: Samples) -> _Plan:
         """Made once for all steps."""
-        index = torch.from_numpy(schedule.rows.swapaxes(0, 1).copy()).to(data.x.device)
+        places = torch.from_numpy(schedule.rows.swapaxes(0, 1).copy()).to(data.x.device)
         sizes = torch.from_numpy(schedule.sizes.T.copy()).to(device=data.x.device, dtype=data.x.dtype)
         shortest = np.where(schedule.sizes > 0, schedule.sizes, schedule.rows.shape[2]).min(0)
         active = np.count_nonzero(schedule.sizes, axis=0).tolist()
-        return cls(index, data.y[index], sizes, active, shortest)
+        return cls(places, data.y[places], sizes, active, shortest)
 
     @phase("batches")
     def gather(self, data: Samples, step: int, rows: slice | Tensor, length: int) -> Batch:
         """The batch of some clients, so many samples wide."""
-        index, y, sizes = (part[step, rows] for part in (self.index, self.y, self.sizes))
-        index, y = index[:, :length], y[:, :length]
-        x = data.x.index_select(0, index.reshape(-1)).view(*index.shape, *data.x.shape[1:])
+        places, y, sizes = (part[step, rows] for part in (self.places, self.y, self.sizes))
+        places, y = places[:, :length], y[:, :length]
+        x = data.x.index_select(0, places.reshape(-1)).view(*places.shape, *data.x.shape[1:])
         mask = None
         # Where lengths differ and rows are a group of one length, that is the length.
         if isinstance(rows, slice) and self.shortest[step] < length:

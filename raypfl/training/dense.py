@@ -43,7 +43,8 @@ class Layer(NamedTuple):
 
     def matrices(self, w_KP: Tensor) -> Tensor:
         """The weights `[K, outputs, inputs]`, a view."""
-        return w_KP[:, self.weight].unflatten(1, (self.outputs, self.inputs))
+        rows_KP = w_KP[:, self.weight]
+        return rows_KP.view(len(rows_KP), self.outputs, self.inputs)
 
 
 class Dense(NamedTuple):
@@ -63,7 +64,7 @@ class Dense(NamedTuple):
         x_KBD = x.flatten(2) if self.flattens else x
         if not self.layers:
             return x_KBD
-        out_KBD: Tensor = _Layers.apply(self.layers, x_KBD, w_KP)  # type: ignore[no-untyped-call]
+        out_KBD: Tensor = _Layers.apply(self.layers, x_KBD, w_KP)
         return out_KBD
 
     def before(self, other: Dense) -> Dense | None:
@@ -73,6 +74,25 @@ class Dense(NamedTuple):
         start = max(layer.weight.stop if layer.bias is None else layer.bias.stop for layer in other.layers)
         moved = tuple(_moved(layer, start) for layer in self.layers)
         return Dense((*moved, *other.layers), self.flattens or other.flattens)
+
+
+class DenseParts(NamedTuple):
+    """A network of linear layers on vectors, in two parts."""
+
+    extractor: Dense
+    head: Dense
+    both: Dense | None
+    """All of it at once, where all its weights are at hand as they are in a row."""
+
+
+def dense_parts(extractor: nn.Module, head: nn.Module, input_shape: tuple[int, ...]) -> DenseParts | None:
+    """The parts of a network of linear layers on vectors; None for others."""
+    first, last = dense(extractor), dense(head)
+    if first is None or last is None or not last.layers:
+        return None
+    if not (first.flattens or last.flattens or len(input_shape) == 1):
+        return None
+    return DenseParts(first, last, first.before(last))
 
 
 def dense(part: nn.Module) -> Dense | None:

@@ -23,7 +23,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
-from raypfl.training.dense import Dense, dense
+from raypfl.training.dense import DenseParts, dense_parts
+from raypfl.training.pooling import with_fast_pooling
 from raypfl.training.splitting import split_at
 
 ALIGNMENT = 16
@@ -130,7 +131,8 @@ class Network:
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
-        self._dense = _dense_parts(self._extractor, self._head, self.input_shape)
+        self._pools = [*with_fast_pooling(self._extractor), *with_fast_pooling(self._head)]
+        self._dense = dense_parts(self._extractor, self._head, self.input_shape)
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     def _ordered(self, head: nn.Module, extractor: nn.Module) -> tuple[list[Slot], list[Slot], list[Slot]]:
@@ -211,7 +213,8 @@ class Network:
                 halves = rows[:, self.head], w
             else:
                 raise ShapeError(_NO_PART.format(columns))
-            return Rows(self, w, buffers, halves, training, columns == self.weights)
+            dense = self._dense if columns == self.weights else self._dense._replace(both=None)
+            return Rows(self, w, buffers, halves, training, dense)
         first = self._num_head_slots
         if columns == self.weights:
             pieces = _split(w, self._slots)
@@ -243,15 +246,15 @@ class Rows(NamedTuple):
     """Every parameter, `[K, size]`, in column order; one split of `w`, so that its backward is one copy.
     Of several models made of linear layers alone, head and extractor instead."""
     training: bool
-    dense: bool | None = None
-    """Of such models, whether all their weights are in training; None for others."""
+    dense: DenseParts | None = None
+    """How such models are called; None for others."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits `[K, B, classes]` of inputs `[K, B, ...]`, each model on its own batch."""
         net = self.net
         if self.dense is not None:
-            extractor, head, both = net._dense
-            if both is not None and self.dense:
+            extractor, head, both = self.dense
+            if both is not None:
                 return both(x, self.w)
             return head(extractor(x, self.pieces[1]), self.pieces[0])
         logits: Tensor = self._run(lambda x: net._head(net._extractor(x)), x, net._slots, self.pieces)
@@ -261,7 +264,7 @@ class Rows(NamedTuple):
         """What enters the head: `[K, B, ...]`."""
         net = self.net
         if self.dense is not None:
-            return net._dense.extractor(x, self.pieces[1])
+            return self.dense.extractor(x, self.pieces[1])
         first = net._num_head_slots
         z: Tensor = self._run(net._extractor, x, net._slots[first:], self.pieces[first:])
         return z
@@ -271,7 +274,7 @@ class Rows(NamedTuple):
         net = self.net
         if self.dense is not None:
             rows = self.pieces[0] if head is None else head.expand(len(z), -1)
-            return net._dense.head(z, rows)
+            return self.dense.head(z, rows)
         slots = net._slots[: net._num_head_slots]
         pieces = self.pieces[: len(slots)] if head is None else _split(head, slots)
         logits: Tensor = self._run(net._head, z, slots, pieces)
@@ -331,6 +334,8 @@ class Rows(NamedTuple):
             with _bound(slots, own, "_parameters"), _bound(net._buffer_slots, buffers, "_buffers"):
                 return forward(x, *more)
 
+        for pool in net._pools:
+            pool.alone = len(x) == 1
         inputs = (*pieces, *statistics, *arguments)
         if len(x) == 1:
             # One model needs no vmap, which would cost up to twice the time.
@@ -341,22 +346,6 @@ class Rows(NamedTuple):
         flat = [rows if axis == 0 else rows.view(-1) for rows, axis in zip(inputs, batched, strict=True)]
         out: Any = torch.func.vmap(one, in_dims=(0, *batched), randomness="different")(x, *flat)
         return out
-
-
-class _DenseParts(NamedTuple):
-    extractor: Dense
-    head: Dense
-    both: Dense | None
-
-
-def _dense_parts(extractor: nn.Module, head: nn.Module, input_shape: tuple[int, ...]) -> _DenseParts | None:
-    """The parts of a network of linear layers on vectors; None for others."""
-    first, last = dense(extractor), dense(head)
-    if first is None or last is None or not last.layers:
-        return None
-    if not (first.flattens or last.flattens or len(input_shape) == 1):
-        return None
-    return _DenseParts(first, last, first.before(last))
 
 
 def _split(rows: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, ...]:

@@ -46,8 +46,8 @@ def test_shards_are_whole_sections_and_hold_every_column_once():
 
 
 def test_rows_that_are_many_come_in_narrower_blocks():
-    widths = {rows: next(columns.column_blocks(10**6, rows)).stop for rows in (40, 1024, 1025, 10_000, 10**6)}
-    assert widths == {40: 8192, 1024: 8192, 1025: 4096, 10_000: 512, 10**6: 256}
+    widths = {rows: next(columns.column_blocks(10**6, rows)).stop for rows in (16, 40, 8192, 10_000, 10**6)}
+    assert widths == {16: 8192, 40: 2048, 8192: 1024, 10_000: 512, 10**6: 256}
 
 
 def test_a_sum_is_asked_for_once_and_then_known(monkeypatch):
