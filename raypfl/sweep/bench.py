@@ -11,10 +11,10 @@ from pathlib import Path
 
 from raypfl.console import Console
 from raypfl.errors import RaypflError
-from raypfl.experiment import Workshop
 from raypfl.records.folder import RunFolder
 from raypfl.records.grid import Grid
 from raypfl.sweep.session import opened
+from raypfl.workshop import Workshop
 
 ONE_BY_ONE = "one by one, one process"
 UNDER_TUNE = "raypfl sweep"

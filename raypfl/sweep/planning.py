@@ -11,12 +11,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from raypfl.console import Console
-from raypfl.experiment import Workshop, pool_key
 from raypfl.records.folder import RunFolder
 from raypfl.settings import RunConfig
 from raypfl.sweep.session import Sweep, opened
 from raypfl.sweep.summary import text
 from raypfl.sweep.trials import Trial, kind_of, one_of_each_kind
+from raypfl.workshop import Workshop, pool_key
 
 CALIBRATION_ROUNDS = 2
 """The first of them warms up."""

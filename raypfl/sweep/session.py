@@ -24,7 +24,6 @@ from raypfl.engine.placement import Node, connected, nodes_alive
 from raypfl.engine.planning import nodes_of, settle
 from raypfl.engine.world import World
 from raypfl.errors import StorageError
-from raypfl.experiment import Workshop, pool_key
 from raypfl.records.environment import environment
 from raypfl.records.files import write_json, write_text
 from raypfl.records.storage import is_remote
@@ -42,6 +41,7 @@ from raypfl.sweep.summary import CHOSEN, chosen_table, paper_table, show, summar
 from raypfl.sweep.supply import Proposals, Queue, Source
 from raypfl.sweep.trials import Trial, Trials, kind_of, one_of_each_kind
 from raypfl.sweep.worker import Terms
+from raypfl.workshop import Workshop, pool_key
 
 
 @dataclass(frozen=True)

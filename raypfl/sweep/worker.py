@@ -19,7 +19,6 @@ from raypfl.console import Console
 from raypfl.data import Pool
 from raypfl.engine.supervisor import Supervisor
 from raypfl.errors import RaypflError
-from raypfl.experiment import Workshop, pool_key
 from raypfl.methods import METHODS
 from raypfl.records import checkpoints
 from raypfl.records.ranking import write_summary
@@ -31,6 +30,7 @@ from raypfl.sweep.folder import Outcome, Status, SweepFolder
 from raypfl.sweep.population import Member
 from raypfl.sweep.scores import history, score_of
 from raypfl.sweep.space import overrides_of
+from raypfl.workshop import Workshop, pool_key
 
 SCORE, ROUND = "score", "round"
 """What a trial reports to a scheduler."""

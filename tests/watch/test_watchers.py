@@ -146,7 +146,7 @@ def test_an_interrupted_run_has_failed_for_its_watchers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Notebook()
-    monkeypatch.setattr("raypfl.experiment.watchers_of", lambda chosen: {"one": seen})
+    monkeypatch.setattr("raypfl.workshop.watchers_of", lambda chosen: {"one": seen})
     monkeypatch.setattr(Metrics, "add_evaluation", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     config = {**CONFIG, "rounds": 1, "name": "run", "storage_path": str(tmp_path)}
     with pytest.raises(KeyboardInterrupt):
