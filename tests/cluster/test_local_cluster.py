@@ -107,8 +107,7 @@ def driver_of(cluster: local.Cluster) -> int:
 class Gauges:
     """A run's gauges on the Prometheus endpoints of all nodes, as a scraper reads them."""
 
-    def __init__(self, cluster: local.Cluster, run: str) -> None:
-        self.label = f'run="{run}"'
+    def __init__(self, cluster: local.Cluster) -> None:
         self.direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         token = {"Authorization": f"Bearer {cluster.token.read_text()}"}
         asking = urllib.request.Request(f"{cluster.dashboard}/api/prometheus/sd", headers=token)
@@ -131,7 +130,7 @@ class Gauges:
         except OSError:
             return
         for line in lines:
-            if line.startswith("ray_raypfl_") and self.label in line:
+            if line.startswith("ray_raypfl_"):
                 yield line.partition("{")[0], float(line.rpartition(" ")[2])
 
 
@@ -165,14 +164,13 @@ def test_a_job_whose_driver_is_killed_goes_on_as_another_job(
 ) -> None:
     config = project(tmp_path / "project")
     here = raypfl.run(config, [f"storage_path={tmp_path}/here"])
-    there = tmp_path / "there" / "killed"
+    there = tmp_path / "there" / "run"
     # A host has two clients with two batches each.
     stumbling.ask(stumble, "block", after=3 * 4 + 1)
-    named = (f"storage_path={there.parent}", f"name={there.name}")
-    with sending(two_nodes, config.parent, str(config), *named, *PLACES) as sent:
+    with sending(two_nodes, config.parent, str(config), f"storage_path={there.parent}", *PLACES) as sent:
         claim = claim_of(sent, stumble)
         try:
-            gauges = Gauges(two_nodes, "killed").of_round(3)
+            gauges = Gauges(two_nodes).of_round(3)
             os.kill(driver_of(two_nodes), signal.SIGKILL)
             said, _ = sent.communicate(timeout=300)
             wait_until_ended(stumbling.pid_of(claim))
