@@ -262,7 +262,7 @@ def test_a_pipe_gets_one_plain_line_a_round(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     accuracy, pace = r"accuracy \d+\.\d\d% \(personalised, post\)", r"[\d.]+ clients/s  ETA \d:\d\d:\d\d"
-    shape = rf"fedamp-seed(\d)  round (\d)/2  {accuracy}  {pace}"
+    shape = rf"run/fedamp-seed(\d)  round (\d)/2  {accuracy}  {pace}"
     rounds = [match.groups() for match in map(re.compile(shape).fullmatch, lines) if match]
     assert rounds == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
     assert "[2/2] fedamp-seed2: 2 rounds" in lines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raypfl.console import Console
-from raypfl.errors import RaypflError
+from raypfl.errors import ConfigError, RaypflError
 from raypfl.records.folder import RunFolder
 from raypfl.records.grid import Grid
 from raypfl.sweep.session import opened
@@ -46,8 +46,13 @@ def run(config: Path, overrides: Sequence[str], turns: int, console: Console) ->
         Seconds of both, one by one first, turn by turn.
 
     Raises:
+        ConfigError: an override says where to.
         RaypflError: a command failed, with its words.
     """
+    if any(override.startswith(("storage_path=", "name=")) for override in overrides):
+        raise ConfigError(
+            "bench sweep runs in temporary folders of its own: leave out storage_path and name."
+        )
     count = len(opened(Path(config), overrides, ()).examples)
     times: list[tuple[float, float]] = []
     for turn in range(turns):

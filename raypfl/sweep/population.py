@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +92,8 @@ class Member:
             work(config.model_copy(update={"rounds": end, "checkpoint": keep}))
             # After the last round nothing goes on from anywhere.
             if end < config.rounds:
-                report(end, _checkpoint(Note(self._label, _taken_over(self._folder), end)))
+                with _checkpoint(Note(self._label, _taken_over(self._folder), end)) as checkpoint:
+                    report(end, checkpoint)
 
     def _step(self, round: int, origin: str) -> dict[str, Any]:
         return {"round": round, "from": origin, "keys": self._keys}
@@ -145,10 +147,12 @@ def _noted() -> Note | None:
         return Note(**json.loads(Path(folder, NOTE).read_text(encoding="utf-8")))
 
 
-def _checkpoint(note: Note) -> Any:
-    folder = Path(tempfile.mkdtemp(prefix="raypfl-note-"))
-    (folder / NOTE).write_text(json.dumps(note._asdict()), encoding="utf-8")
-    return tune.Checkpoint.from_directory(str(folder))
+@contextmanager
+def _checkpoint(note: Note) -> Iterator[Any]:
+    """Until it was reported: Tune has a copy then."""
+    with tempfile.TemporaryDirectory(prefix="raypfl-note-") as folder:
+        Path(folder, NOTE).write_text(json.dumps(note._asdict()), encoding="utf-8")
+        yield tune.Checkpoint.from_directory(folder)
 
 
 def clear(folder: Path, keep: int) -> None:

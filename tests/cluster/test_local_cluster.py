@@ -214,7 +214,9 @@ def test_who_has_no_token_is_told_so(two_nodes: local.Cluster, tmp_path: Path) -
         [sys.executable, "-m", "raypfl.cluster.submit", "--address", two_nodes.dashboard]
         + [str(project(tmp_path / "project")), "storage_path=/shared"],
         cwd=tmp_path,
-        env=env | {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"},
+        env=env
+        | dict(stumbling.environment(tmp_path))
+        | {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
         check=False,

@@ -63,7 +63,7 @@ def test_costs_are_those_of_the_arithmetic() -> None:
     ).points
     facts, rounds = measure_costs(point.config, QUICK)
     parameters, first, second = 610, 64 * 8, 8 * 10
-    assert facts["server_flops"] == (4 * 5**2 + 2 * 5) * parameters, "and the mean row"
+    assert facts["server_flops"] == (4 * 5**2 + 4 * 5) * parameters, "and the mean row, once for each"
     assert facts["server_flops_formula"] == 1.5 * 5**2 * parameters
     assert facts["client_flops"] == (4 * first + 6 * second) * 20 * 3
     assert facts["client_flops_formula"] == 3 * 2 * (first + second) * 20 * 3
