@@ -265,7 +265,7 @@ def test_a_pipe_gets_one_plain_line_a_round(tmp_path: Path) -> None:
     shape = rf"run/fedamp-seed(\d)  round (\d)/2  {accuracy}  {pace}"
     rounds = [match.groups() for match in map(re.compile(shape).fullmatch, lines) if match]
     assert rounds == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
-    assert "[2/2] fedamp-seed2: 2 rounds" in lines
+    assert "[2/2] run/fedamp-seed2: 2 rounds" in lines
     assert f"Results are in {tmp_path / 'run'}. Next:" in lines
 
 
