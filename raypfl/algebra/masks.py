@@ -11,6 +11,10 @@ from raypfl.algebra.columns import column_blocks
 from raypfl.algebra.phases import phase
 
 BITS = 8
+# Words of eight bytes, lowest first.
+GATHER = sum(1 << (BITS - 1) * (BITS - bit) for bit in range(BITS))
+REPEAT = int.from_bytes([1] * BITS, "little", signed=True)
+SELECT = int.from_bytes([1 << bit for bit in range(BITS)], "little", signed=True)
 
 
 def largest(score_KQ: Tensor, count: int | Tensor) -> Tensor:
@@ -41,15 +45,15 @@ def pack_bits(mask_KP: Tensor) -> Tensor:
     rows, columns = mask_KP.shape
     padded = mask_KP.new_zeros(rows, -(-columns // BITS) * BITS)
     padded[:, :columns] = mask_KP
-    places = 2 ** torch.arange(BITS, device=mask_KP.device, dtype=torch.uint8)
-    return (padded.view(rows, -1, BITS) * places).sum(2, dtype=torch.uint8)
+    # Eight bytes of 0 or 1 are one word; the product moves each to its place in the highest byte.
+    return (padded.view(torch.int64) * GATHER >> 8 * (BITS - 1)).to(torch.uint8)
 
 
 def unpack_bits(packed_KB: Tensor, columns: int) -> Tensor:
     """The bool mask `[K, columns]` that `pack_bits` packed."""
-    places = torch.arange(BITS, device=packed_KB.device, dtype=torch.uint8)
-    bits = (packed_KB[:, :, None] >> places) & 1
-    return bits.flatten(1)[:, :columns].bool()
+    # A byte in each of a word's eight, and of each another bit.
+    spread = packed_KB.long() * REPEAT & SELECT
+    return spread.view(torch.uint8)[:, :columns] != 0
 
 
 @phase("distances")

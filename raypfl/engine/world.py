@@ -24,16 +24,21 @@ from raypfl.models import Architecture, build
 from raypfl.rng import key, numpy_generator, torch_seeded
 from raypfl.settings import RunConfig
 from raypfl.training import ClientData, Network, Samples
-from raypfl.training.splitting import check_split
+from raypfl.training.dense import dense_parts
+from raypfl.training.splitting import check_split, split_at
 
 AnyMethod = Method[Any, Any, Any, Any, Any]
 
 WIDTH_ON_CPU = 10
 """Models a forward where it pays: a batched matrix product of a few small models beats them one by one.
-A grouped convolution does not, so networks with convolutions run one model at a time on a CPU."""
+A grouped convolution does not, so networks with convolutions run one model at a time on a CPU, unless they
+have a trunk."""
+WIDTH_WITH_TRUNK = 4
 WIDTH_ON_GPU = 64
 FEWEST_BLOCKS = 4
 """Clients are cut into at least this many blocks, since a block cannot be shared between hosts."""
+FEWEST_WITH_TRUNK = 8
+"""Of models with convolutions, whose width gains less than what a host loses that waits for another."""
 
 
 class World(NamedTuple):
@@ -110,13 +115,15 @@ class World(NamedTuple):
 def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
     """Settle what `auto` leaves open: block and width, by rules that look at no host and no clock."""
     input_shape = pool.x.shape[1:]
-    modules = []
+    modules, in_parts = [], []
     for model in (config.model, *config.personal_model):
         with torch_seeded(0):
             module, head = build(model, input_shape, pool.num_classes)
         check_split(module, head, torch.tensor(pool.x[:2]))
         modules.append(module)
-    width = _width(config, nn.ModuleList(modules), federation.num_clients)
+        extractor, rest = split_at(module, head)
+        in_parts.append(dense_parts(extractor, rest, input_shape, trunks=True))
+    width = _width(config, nn.ModuleList(modules), all(in_parts), federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
     world = World(
@@ -153,14 +160,23 @@ def _check_norms(config: RunConfig) -> None:
         )
 
 
-def _width(config: RunConfig, models: nn.Module, num_clients: int) -> int:
+def _width(config: RunConfig, models: nn.Module, in_parts: bool, num_clients: int) -> int:
+    """Models a forward.
+
+    Args:
+        config: the run's.
+        models: all architectures.
+        in_parts: each of them is linear layers alone, or a trunk and linear layers.
+        num_clients: N.
+    """
     if config.engine.width != "auto":
         return config.engine.width
+    participants = config.participation.participants(num_clients)
     if training_device(config).type == "cuda":
-        widest = WIDTH_ON_GPU
-    else:
-        widest = 1 if any(isinstance(part, _ConvNd) for part in models.modules()) else WIDTH_ON_CPU
-    return min(widest, ceil(config.participation.participants(num_clients) / FEWEST_BLOCKS))
+        return min(WIDTH_ON_GPU, ceil(participants / FEWEST_BLOCKS))
+    if not any(isinstance(part, _ConvNd) for part in models.modules()):
+        return min(WIDTH_ON_CPU, ceil(participants / FEWEST_BLOCKS))
+    return min(WIDTH_WITH_TRUNK, ceil(participants / FEWEST_WITH_TRUNK)) if in_parts else 1
 
 
 def _block(config: RunConfig, width: int, num_clients: int) -> int:

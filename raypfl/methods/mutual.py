@@ -10,7 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raypfl.training import Batch, Network, cross_entropy_per_sample, divergence_per_sample
+from raypfl.training import (
+    Batch,
+    Network,
+    cross_entropy_per_sample,
+    divergence_of_logs,
+    log_probabilities,
+)
 
 
 class Side(NamedTuple):
@@ -56,9 +62,14 @@ class Point:
         side = self.side
         return side.net.bind(side.rows, side.statistics, leaf=self.w)(self.batch.x)
 
+    @cached_property
+    def log_p(self) -> Tensor:
+        """Logarithms of the probabilities of all classes, `[k, C, B]`."""
+        return log_probabilities(self.logits)
+
     def slope(self, peer: Point, labels: float = 1.0, teaching: float = 1.0) -> tuple[Tensor, Tensor]:
         """Gradient `[k, P]` and value `[k]` of `labels CE(self) + teaching KL(peer || self)`, peer fixed."""
-        taught = divergence_per_sample(peer.logits, self.logits)
+        taught = divergence_of_logs(peer.log_p, self.log_p)
         told = cross_entropy_per_sample(self.logits, self.batch.y)
         loss = self.batch.mean(labels * told + teaching * taught)
         # Kept, since a peer may be asked for its own slope again.

@@ -205,7 +205,7 @@ class PFML(Method[Config, Hub, State, Down, Up]):
                 (own, mine, found.theta, found.slope_m),
                 (shared, ours, found.w_hat, found.slope_w),
             ):
-                w = now.w - config.rate * decay * (slope + config.lam * (now.w - end))
+                w = towards_and_down(now.w, end, slope, config.rate * decay, config.lam)
                 side.put(at, w, now.statistics)
             loss_sum[at] += found.loss * batch.sizes
             samples[at] += batch.sizes
@@ -219,8 +219,8 @@ class PFML(Method[Config, Hub, State, Down, Up]):
         rate = decay * (config.rate if config.inner_rate is None else config.inner_rate)
 
         def step(point: Point, slope: Tensor, anchor: Tensor) -> Point:
-            w = point.w.detach()
-            return Point(point.side, w - rate * (slope + config.lam * (w - anchor)), batch)
+            w = towards_and_down(point.w.detach(), anchor, slope, rate, config.lam)
+            return Point(point.side, w, batch)
 
         start = theta, w_hat = Point(mine, mine.w, batch), Point(ours, ours.w, batch)
         jacobi = config.inner_order == "jacobi"
@@ -268,6 +268,11 @@ def _unless_new(net: Network, state: State, down: Down, rows: Tensor) -> Tensor:
     if not like_the_shared(net):
         return rows
     return torch.where((state.position == 0)[:, None], net.assemble(down.w, state.private), rows)
+
+
+def towards_and_down(w: Tensor, anchor: Tensor, slope: Tensor, rate: float, lam: float) -> Tensor:
+    """`w - rate (slope + lam (w - anchor))`, in two passes over memory."""
+    return torch.lerp(w, anchor, rate * lam).sub_(slope, alpha=rate)
 
 
 class _Personalised(NamedTuple):

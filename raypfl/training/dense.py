@@ -9,11 +9,13 @@ once more. Here each gradient is written where it belongs in one matrix of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from raypfl.training.trunk import Passed, Trunk, is_hooked, trunk_of
 
 
 class Activation(NamedTuple):
@@ -53,6 +55,8 @@ class Dense(NamedTuple):
     layers: tuple[Layer, ...]
     flattens: bool
     """Whether it takes samples of any shape."""
+    trunk: Trunk | None = None
+    """What comes before the layers and makes vectors."""
 
     def __call__(self, x: Tensor, w_KP: Tensor) -> Tensor:
         """Outputs `[K, B, outputs]` of each model on its own batch.
@@ -61,19 +65,20 @@ class Dense(NamedTuple):
             x: inputs `[K, B, ...]`.
             w_KP: the columns of this part, and no others.
         """
-        x_KBD = x.flatten(2) if self.flattens else x
-        if not self.layers:
+        x_KBD = x.flatten(2) if self.flattens and self.trunk is None else x
+        if not self.layers and self.trunk is None:
             return x_KBD
-        out_KBD: Tensor = _Layers.apply(self.layers, x_KBD, w_KP)
+        out_KBD: Tensor = _Layers.apply(self, x_KBD, w_KP)
         return out_KBD
 
     def before(self, other: Dense) -> Dense | None:
         """This part and then `other`, whose columns come first in a row; None where that flattens again."""
-        if other.flattens and self.layers:
+        if other.flattens and (self.layers or self.trunk):
             return None
         start = max(layer.weight.stop if layer.bias is None else layer.bias.stop for layer in other.layers)
         moved = tuple(_moved(layer, start) for layer in self.layers)
-        return Dense((*moved, *other.layers), self.flattens or other.flattens)
+        trunk = self.trunk and self.trunk._replace(start=self.trunk.start + start)
+        return Dense((*moved, *other.layers), self.flattens or other.flattens, trunk)
 
 
 class DenseParts(NamedTuple):
@@ -85,9 +90,20 @@ class DenseParts(NamedTuple):
     """All of it at once, where all its weights are at hand as they are in a row."""
 
 
-def dense_parts(extractor: nn.Module, head: nn.Module, input_shape: tuple[int, ...]) -> DenseParts | None:
-    """The parts of a network of linear layers on vectors; None for others."""
+def dense_parts(
+    extractor: nn.Module, head: nn.Module, input_shape: tuple[int, ...], *, trunks: bool = False
+) -> DenseParts | None:
+    """The parts of a network of linear layers on vectors; None for others.
+
+    Args:
+        extractor: the network before its head.
+        head: the rest.
+        input_shape: of one sample.
+        trunks: the extractor may have other layers before its linear ones (`Trunk`).
+    """
     first, last = dense(extractor), dense(head)
+    if first is None and trunks:
+        first = behind_trunk(extractor)
     if first is None or last is None or not last.layers:
         return None
     if not (first.flattens or last.flattens or len(input_shape) == 1):
@@ -97,14 +113,43 @@ def dense_parts(extractor: nn.Module, head: nn.Module, input_shape: tuple[int, .
 
 def dense(part: nn.Module) -> Dense | None:
     """The linear layers of a part of a network; None where it is anything else."""
+    leaves = list(_leaves(part))
+    flattens = bool(leaves) and _flattens(leaves[0])
+    layers = _layers(leaves[flattens:], 0)
+    return None if layers is None else Dense(layers, flattens)
+
+
+def behind_trunk(part: nn.Module) -> Dense | None:
+    """What flattens its samples later: a trunk and the linear layers after it; None for anything else."""
+    leaves = list(_leaves(part))
+    places = [place for place, module in enumerate(leaves) if _flattens(module)]
+    trunk = trunk_of(leaves[: places[0]]) if places else None
+    if trunk is None:
+        return None
+    layers = _layers(leaves[places[0] + 1 :], trunk.columns.stop)
+    return None if layers is None else Dense(layers, True, trunk)
+
+
+def _leaves(part: nn.Module) -> Iterator[nn.Module]:
+    if type(part) is nn.Sequential and not is_hooked(part):
+        for child in part:
+            yield from _leaves(child)
+    else:
+        yield part
+
+
+def _flattens(module: nn.Module) -> bool:
+    whole = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    return whole and not is_hooked(module)
+
+
+def _layers(modules: Sequence[nn.Module], start: int) -> tuple[Layer, ...] | None:
+    """Linear layers, their activations and nothing else; the columns of the first begin at `start`."""
     layers: list[Layer] = []
-    flattens, start = False, 0
-    for module in _leaves(part):
-        if module._forward_hooks or module._forward_pre_hooks:
+    for module in modules:
+        if is_hooked(module):
             return None
-        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and not layers:
-            flattens = True
-        elif type(module) is nn.Linear:
+        if type(module) is nn.Linear:
             weight = slice(start, start + module.weight.numel())
             start = weight.stop
             bias = None
@@ -116,15 +161,7 @@ def dense(part: nn.Module) -> Dense | None:
             layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
         elif type(module) is not nn.Identity:
             return None
-    return Dense(tuple(layers), flattens)
-
-
-def _leaves(part: nn.Module) -> Iterator[nn.Module]:
-    if type(part) is nn.Sequential and not (part._forward_hooks or part._forward_pre_hooks):
-        for child in part:
-            yield from _leaves(child)
-    else:
-        yield part
+    return tuple(layers)
 
 
 def _moved(layer: Layer, by: int) -> Layer:
@@ -145,12 +182,20 @@ def _forward(layers: tuple[Layer, ...], x_KBD: Tensor, w_KP: Tensor) -> list[Ten
 
 
 class _Layers(torch.autograd.Function):
-    """Forward and gradient of layers; the gradient of all weights is one matrix, written once."""
+    """Forward and gradient of a part; the gradient of all its weights is one matrix, written once."""
 
     @staticmethod
-    def forward(ctx: Any, layers: tuple[Layer, ...], x_KBD: Tensor, w_KP: Tensor) -> Tensor:
-        found = _forward(layers, x_KBD, w_KP)
-        ctx.layers = layers
+    def forward(ctx: Any, part: Dense, x: Tensor, w_KP: Tensor) -> Tensor:
+        ctx.part, ctx.x, ctx.passed = part, x, None
+        if part.trunk is not None:
+            _, by_inputs, by_weights = ctx.needs_input_grad
+            if by_inputs or by_weights:
+                ctx.passed = Passed.through(part.trunk, x, w_KP, by_inputs, by_weights)
+                vectors = [z.detach() for z in ctx.passed.z]
+            else:
+                vectors = part.trunk(x, part.trunk.pieces(w_KP))
+            x = torch.stack(vectors)
+        found = _forward(part.layers, x, w_KP)
         ctx.save_for_backward(w_KP, *found)
         return found[-1]
 
@@ -158,27 +203,35 @@ class _Layers(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         (d_KBD,) = slopes
         w_KP, *found = ctx.saved_tensors
+        part: Dense = ctx.part
         _, by_inputs, by_weights = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return _differentiable(ctx.layers, found[0], w_KP, d_KBD, by_inputs, by_weights)
+            return _differentiable(part, ctx.x, w_KP, d_KBD, by_inputs, by_weights)
         g_KP = torch.empty(w_KP.shape, dtype=w_KP.dtype, device=w_KP.device) if by_weights else None
-        for number in reversed(range(len(ctx.layers))):
-            layer, x_KBD = ctx.layers[number], found[number]
+        for number in reversed(range(len(part.layers))):
+            layer, x_KBD = part.layers[number], found[number]
             if layer.activation is not None:
                 d_KBD = layer.activation.slope(d_KBD, found[number + 1])
             if g_KP is not None:
                 torch.bmm(d_KBD.transpose(1, 2), x_KBD, out=layer.matrices(g_KP))
                 if layer.bias is not None:
                     torch.sum(d_KBD, 1, out=g_KP[:, layer.bias])
-            if number or by_inputs:
+            if number or by_inputs or part.trunk is not None:
                 d_KBD = torch.bmm(d_KBD, layer.matrices(w_KP))
-        return None, d_KBD if by_inputs else None, g_KP
+        if part.trunk is None:
+            return None, d_KBD if by_inputs else None, g_KP
+        by_x, trunk_KP = ctx.passed.slopes(d_KBD, by_inputs, by_weights)
+        if g_KP is not None:
+            g_KP[:, part.trunk.columns] = trunk_KP
+        return None, by_x, g_KP
 
 
 def _differentiable(
-    layers: tuple[Layer, ...], x_KBD: Tensor, w_KP: Tensor, d_KBD: Tensor, by_inputs: bool, by_weights: bool
+    part: Dense, x: Tensor, w_KP: Tensor, d_KBD: Tensor, by_inputs: bool, by_weights: bool
 ) -> tuple[None, Tensor | None, Tensor | None]:
     """The same gradients with a graph of their own, for whoever wants second derivatives."""
-    wanted = [tensor for tensor, needed in ((x_KBD, by_inputs), (w_KP, by_weights)) if needed]
-    found = list(torch.autograd.grad(_forward(layers, x_KBD, w_KP)[-1], wanted, d_KBD, create_graph=True))
+    vectors = x if part.trunk is None else torch.stack(part.trunk(x, part.trunk.pieces(w_KP)))
+    wanted = [tensor for tensor, needed in ((x, by_inputs), (w_KP, by_weights)) if needed]
+    out = _forward(part.layers, vectors, w_KP)[-1]
+    found = list(torch.autograd.grad(out, wanted, d_KBD, create_graph=True))
     return None, found.pop(0) if by_inputs else None, found.pop(0) if by_weights else None

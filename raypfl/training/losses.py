@@ -23,7 +23,18 @@ def cross_entropy(m: Rows, batch: Batch) -> Tensor:
     return batch.mean(cross_entropy_per_sample(m(batch.x), batch.y))
 
 
+def log_probabilities(logits_KBC: Tensor) -> Tensor:
+    """Logarithms of the probabilities of all classes, `[K, C, B]`: classes before samples."""
+    # As above: ten times faster for ten classes.
+    return logits_KBC.transpose(1, 2).log_softmax(1)
+
+
 def divergence_per_sample(peer_KBC: Tensor, logits_KBC: Tensor) -> Tensor:
     """KL(softmax(peer) || softmax(logits)) of every sample, in nats, `[K, B]`; the peer gets no gradient."""
-    peer = peer_KBC.detach().log_softmax(2)
-    return (peer.exp() * (peer - logits_KBC.log_softmax(2))).sum(2)
+    return divergence_of_logs(log_probabilities(peer_KBC), log_probabilities(logits_KBC))
+
+
+def divergence_of_logs(peer_KCB: Tensor, own_KCB: Tensor) -> Tensor:
+    """`divergence_per_sample` of what `log_probabilities` gives."""
+    peer_KCB = peer_KCB.detach()
+    return (peer_KCB.exp() * (peer_KCB - own_KCB)).sum(1)

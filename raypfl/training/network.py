@@ -11,8 +11,7 @@ sample) and every piece a method names is one contiguous slice. Where normalisat
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +24,7 @@ from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
 from raypfl.training.dense import DenseParts, dense_parts
 from raypfl.training.pooling import with_fast_pooling
+from raypfl.training.slots import Slot, bound, buffer_slots, parameter_slots, split
 from raypfl.training.splitting import split_at
 
 ALIGNMENT = 16
@@ -33,15 +33,6 @@ _NO_PART = "columns {} are neither the head, the extractor nor all weights"
 
 NORMALISING = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 """Layers whose parameters stay at home under `fedbn`."""
-
-
-class Slot(NamedTuple):
-    """Where one tensor of a module lives in a row."""
-
-    owner: nn.Module
-    name: str
-    shape: torch.Size
-    size: int
 
 
 class Network:
@@ -100,8 +91,8 @@ class Network:
         head_slots, extractor_slots, own_norms = self._ordered(self._head, self._extractor)
         self._slots = [*head_slots, *extractor_slots]
         self._num_head_slots = len(head_slots)
-        own_buffers = _buffer_slots(self._extractor)
-        self._buffer_slots = [*own_buffers, *_buffer_slots(self._head)]
+        own_buffers = buffer_slots(self._extractor)
+        self._buffer_slots = [*own_buffers, *buffer_slots(self._head)]
 
         num_head, num_extractor, num_buffers = (
             sum(slot.size for slot in slots) for slots in (head_slots, extractor_slots, self._buffer_slots)
@@ -132,12 +123,15 @@ class Network:
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
         self._training: bool | None = None
         self._pools = [*with_fast_pooling(self._extractor), *with_fast_pooling(self._head)]
-        self._dense = dense_parts(self._extractor, self._head, self.input_shape)
+        # A GPU does the same small step of several models at once, and vmap asks it to.
+        # The columns of a trunk under `fedbn` may be apart.
+        trunks = self.device.type == "cpu" and buffers != "fedbn"
+        self._dense = dense_parts(self._extractor, self._head, self.input_shape, trunks=trunks)
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     def _ordered(self, head: nn.Module, extractor: nn.Module) -> tuple[list[Slot], list[Slot], list[Slot]]:
         """Parameters of head and extractor in column order, and those of the latter that never travel."""
-        head_slots, extractor_slots = _parameter_slots(head), _parameter_slots(extractor)
+        head_slots, extractor_slots = parameter_slots(head), parameter_slots(extractor)
         if self.buffers != "fedbn":
             return head_slots, extractor_slots, []
         if any(isinstance(slot.owner, NORMALISING) for slot in head_slots):
@@ -162,7 +156,7 @@ class Network:
         with torch_seeded(key):
             extractor, head = split_at(self._build(), self.head_name)
         head_slots, extractor_slots, _ = self._ordered(head, extractor)
-        slots = [*head_slots, *extractor_slots, *_buffer_slots(extractor), *_buffer_slots(head)]
+        slots = [*head_slots, *extractor_slots, *buffer_slots(extractor), *buffer_slots(head)]
         parts = [getattr(slot.owner, slot.name).detach().reshape(-1).to(self.dtype) for slot in slots]
         row = torch.zeros(1, self.width, dtype=self.dtype)
         row[0, : self.statistics.stop] = torch.cat(parts)
@@ -217,11 +211,11 @@ class Network:
             return Rows(self, w, buffers, halves, training, dense)
         first = self._num_head_slots
         if columns == self.weights:
-            pieces = _split(w, self._slots)
+            pieces = split(w, self._slots)
         elif columns == self.head:
-            pieces = _split(w, self._slots[:first]) + _split(rows[:, self.extractor], self._slots[first:])
+            pieces = split(w, self._slots[:first]) + split(rows[:, self.extractor], self._slots[first:])
         elif columns == self.extractor:
-            pieces = _split(rows[:, self.head], self._slots[:first]) + _split(w, self._slots[first:])
+            pieces = split(rows[:, self.head], self._slots[:first]) + split(w, self._slots[first:])
         else:
             raise ShapeError(_NO_PART.format(columns))
         return Rows(self, w, buffers, pieces, training)
@@ -276,7 +270,7 @@ class Rows(NamedTuple):
             rows = self.pieces[0] if head is None else head.expand(len(z), -1)
             return self.dense.head(z, rows)
         slots = net._slots[: net._num_head_slots]
-        pieces = self.pieces[: len(slots)] if head is None else _split(head, slots)
+        pieces = self.pieces[: len(slots)] if head is None else split(head, slots)
         logits: Tensor = self._run(net._head, z, slots, pieces)
         return logits
 
@@ -302,11 +296,11 @@ class Rows(NamedTuple):
         def forward(x: Tensor, *other: Tensor) -> tuple[Tensor, Tensor]:
             z = net._extractor(x)
             own_logits = net._head(z.detach() if detach == "own" else z)
-            with _bound(head_slots, other, "_parameters"):
+            with bound(head_slots, other, "_parameters"):
                 return own_logits, net._head(z.detach() if detach == "other" else z)
 
         logits: tuple[Tensor, Tensor] = self._run(
-            forward, x, net._slots, self.pieces, _split(head, head_slots)
+            forward, x, net._slots, self.pieces, split(head, head_slots)
         )
         return logits
 
@@ -325,13 +319,13 @@ class Rows(NamedTuple):
         """`forward(x, *arguments)` of every model with `pieces` in its `slots`; arguments have rows, too."""
         net = self.net
         net.set_training(self.training)
-        statistics = _split(self.buffers, net._buffer_slots)
+        statistics = split(self.buffers, net._buffer_slots)
 
         # Not two nested arguments: vmap spends longer on taking them apart than a small layer takes.
         def one(x: Tensor, *tensors: Tensor) -> Any:
             own, rest = tensors[: len(slots)], tensors[len(slots) :]
             buffers, more = rest[: len(statistics)], rest[len(statistics) :]
-            with _bound(slots, own, "_parameters"), _bound(net._buffer_slots, buffers, "_buffers"):
+            with bound(slots, own, "_parameters"), bound(net._buffer_slots, buffers, "_buffers"):
                 return forward(x, *more)
 
         for pool in net._pools:
@@ -348,50 +342,9 @@ class Rows(NamedTuple):
         return out
 
 
-def _split(rows: Tensor, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
-    return rows.split([slot.size for slot in slots], dim=1) if slots else ()
-
-
-@contextmanager
-def _bound(slots: Sequence[Slot], pieces: Sequence[Tensor], table: str) -> Iterator[None]:
-    """Put flat tensors into a module's own slots, and take them out again.
-
-    Writing the slots is what `torch.func.functional_call` does at 0.05 to 0.1 ms a call, too much beside a
-    step of a small network.
-    """
-    tables = [getattr(slot.owner, table) for slot in slots]
-    before = [held[slot.name] for held, slot in zip(tables, slots, strict=True)]
-    try:
-        for held, slot, piece in zip(tables, slots, pieces, strict=True):
-            held[slot.name] = piece.view(slot.shape)
-        yield
-    finally:
-        for held, slot, tensor in zip(tables, slots, before, strict=True):
-            held[slot.name] = tensor
-
-
 def _is_linear(head: nn.Module) -> bool:
     layers = list(head.children()) if isinstance(head, nn.Sequential) else [head]
     return len(layers) == 1 and isinstance(layers[0], nn.Linear)
-
-
-def _parameter_slots(module: nn.Module) -> list[Slot]:
-    return [
-        Slot(owner, name, tensor.shape, tensor.numel())
-        for owner in module.modules()
-        for name, tensor in owner._parameters.items()
-        if tensor is not None
-    ]
-
-
-def _buffer_slots(module: nn.Module) -> list[Slot]:
-    """Floating-point buffers; integer ones (batch counters) are constants of the simulation."""
-    return [
-        Slot(owner, name, tensor.shape, tensor.numel())
-        for owner in module.modules()
-        for name, tensor in owner._buffers.items()
-        if tensor is not None and tensor.is_floating_point()
-    ]
 
 
 def _refuse_unbindable(module: nn.Module) -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from raypfl.models import BatchNorm2d
 from raypfl.training import Network
-from raypfl.training.dense import dense
+from raypfl.training.dense import behind_trunk, dense
 
 K, B = 3, 4
 
@@ -25,9 +26,30 @@ def build() -> nn.Module:
     )
 
 
-@pytest.fixture
-def net() -> Network:
-    return Network(build, "4", dtype=torch.float64)
+def build_with_trunk() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.GroupNorm(1, 2)),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+        nn.ReLU(),
+        nn.Linear(3, 2),
+    )
+
+
+def build_trunk_and_head() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, (2, 3)), nn.Tanh(), nn.Flatten(), nn.Identity(), nn.Linear(2, 3))
+
+
+HEADS = {build: "4", build_with_trunk: "7", build_trunk_and_head: "4"}
+"""Where the heads of these networks begin."""
+
+
+@pytest.fixture(params=HEADS, ids=lambda build: build.__name__)
+def net(request: pytest.FixtureRequest) -> Network:
+    return Network(request.param, HEADS[request.param], input_shape=(1, 2, 3), dtype=torch.float64)
 
 
 @pytest.fixture
@@ -37,14 +59,14 @@ def w(net: Network) -> Tensor:
 
 @pytest.fixture
 def x() -> Tensor:
-    return torch.randn(K, B, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.randn(K, B, 1, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def one_by_one(net: Network, w: Tensor, x: Tensor) -> Tensor:
     """Outputs of the module with each row's parameters, by autograd alone."""
-    module = build().double()
+    module = net._build().double()
     names = [name for name, _ in module.named_parameters()]
-    order = [name for name in names if name[0] in "46"] + [name for name in names if name[0] not in "46"]
+    order = sorted(names, key=lambda name: int(name[0]) < int(net.head_name))
     shapes = dict(module.named_parameters())
     outputs = []
     for row, own in zip(w[:, net.weights], x, strict=True):
@@ -130,3 +152,35 @@ def test_samples_that_nothing_flattens_must_be_vectors() -> None:
     layers = [nn.Linear(4, 3), nn.Linear(3, 2)]
     assert Network(lambda: nn.Sequential(*layers), "1", input_shape=(4,))._dense is not None
     assert Network(lambda: nn.Sequential(*layers), "1", input_shape=(5, 4))._dense is None
+
+
+def test_gradients_can_be_asked_for_twice(net: Network, w: Tensor, x: Tensor) -> None:
+    leaf, m = models(net, w, net.weights)
+    loss = m(x).pow(2).sum()
+    first, again = (torch.autograd.grad(loss, leaf, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_without_gradients_outputs_are_the_same(net: Network, w: Tensor, x: Tensor) -> None:
+    _, m = models(net, w, net.weights)
+    with torch.no_grad():
+        assert torch.equal(m(x), net.bind(w)(x))
+
+
+def test_a_client_alone_has_the_numbers_it_has_among_others(net: Network, w: Tensor, x: Tensor) -> None:
+    together = net.bind(w)(x)
+    for client in range(K):
+        alone = net.bind(w[client : client + 1])(x[client : client + 1])
+        assert torch.allclose(alone, together[client : client + 1], atol=1e-14)
+
+
+@pytest.mark.parametrize("layer", [BatchNorm2d(2), nn.Dropout(0.5), hooked(), nn.Identity()], ids=str)
+def test_a_trunk_has_no_state_no_chance_and_no_hooks(layer: nn.Module) -> None:
+    part = nn.Sequential(nn.Conv2d(1, 2, 1), layer, nn.Flatten(), nn.Linear(2, 2))
+    assert (behind_trunk(part) is not None) is isinstance(layer, nn.Identity)
+
+
+def test_no_trunk_where_norms_stay_at_home() -> None:
+    shape = (1, 2, 3)
+    assert Network(build_with_trunk, "7", input_shape=shape)._dense is not None
+    assert Network(build_with_trunk, "7", input_shape=shape, buffers="fedbn")._dense is None
