@@ -18,6 +18,7 @@ from torch import Tensor
 from raypfl.algebra.phases import phase
 from raypfl.engine.evaluation import picked, score, tried
 from raypfl.engine.messages import put, take
+from raypfl.engine.tables import columns_of, entries_of
 from raypfl.engine.world import World, samples_on
 from raypfl.errors import ClientError, DivergedError, RaypflError
 from raypfl.methods import Message
@@ -75,6 +76,8 @@ class Report(NamedTuple):
     evaluation_seconds: float
     seconds: float
     """All of the host's work, evaluation included."""
+    pairs: list[dict[str, Any]]
+    """Entries of matrices between clients that this host's clients gave, by column."""
 
 
 class AtWork(NamedTuple):
@@ -179,6 +182,7 @@ class ClientHost:
         uploads: list[Upload] = []
         records: list[dict[str, Any]] = []
         messages: list[Message] = []
+        pairs: list[dict[str, Any]] = []
         evaluation_seconds = 0.0
         trained: dict[int, tuple[Tensor, AnyRows]] = {}
         velocity: dict[int, Tensor] = {}
@@ -204,6 +208,9 @@ class ClientHost:
                     cohort.velocity = self.velocity[block][rows]
                 own, up = self._train(cohort, work.round, rows, state, down, records)
                 trained[block] = rows, own
+                if work.evaluate_post and self.world.config.evaluation.diagnostics:
+                    found = self.method.own_relations(self.net, participants.to(self.device), own)
+                    pairs += [entries_of(name, matrix) for name, matrix in found.items()]
                 if cohort.velocity is not None:
                     velocity[block] = cohort.velocity
                 sends = work.uploads[here]
@@ -224,7 +231,7 @@ class ClientHost:
             if block in velocity:
                 self.velocity[block].index_copy_(0, rows, velocity[block])
         seconds = time.perf_counter() - start
-        return uploads, Report(records, columns_of(messages), evaluation_seconds, seconds)
+        return uploads, Report(records, columns_of(messages), evaluation_seconds, seconds, pairs)
 
     def _train(
         self,
@@ -391,14 +398,3 @@ def _upload(participants: Tensor, up: AnyRows, sends: Tensor) -> Upload:
 def stored_type(state_type: Any) -> Any:
     """A client's rows in a checkpoint: the method's state, and momentum (no columns unless it is kept)."""
     return namedtuple("Stored", (*state_type._fields, "momentum"))
-
-
-@phase("messages")
-def columns_of(messages: Sequence[Message]) -> dict[str, Any]:
-    """Messages by column, as the traffic table takes them."""
-    return {
-        name: np.array(
-            [getattr(message, name) for message in messages], dtype=object if name == "kind" else np.int64
-        )
-        for name in Message._fields
-    }

@@ -15,21 +15,19 @@ from torch import Tensor
 from raypfl.algebra.columns import Held, NoSums, Shard, holding
 from raypfl.algebra.phases import Phase
 from raypfl.engine.columns import chunks, compact, cut, widened, widths
-from raypfl.engine.host import Upload, Work, columns_of
+from raypfl.engine.host import Upload, Work
 from raypfl.engine.messages import stack, take, trim
 from raypfl.engine.own_pace import OwnPace
 from raypfl.engine.pace import Due, InTurn, Together
 from raypfl.engine.phases import PhaseClock, Spent
+from raypfl.engine.tables import columns_of, entries_of
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
 from raypfl.errors import ClientError
-from raypfl.methods import Message, Pairs, Plan
+from raypfl.methods import Message, Plan
 from raypfl.records import checkpoints
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
-
-MOST_CLIENTS = 256
-"""Of larger matrices between clients, the entries between those with the lowest ids are recorded."""
 
 
 class Opening(NamedTuple):
@@ -170,7 +168,7 @@ class Hub:
             made = self.net, step.read, self.plan, step.down
             diagnostics = method.diagnose(*made)
             if step.due.evaluate_post:
-                pairs = [_entries(name, found) for name, found in method.relations(*made).items()]
+                pairs = [entries_of(name, found) for name, found in method.relations(*made).items()]
         sending = int(uploads.sum())
         traffic = columns_of(step.messages)
         return Opening(len(ids), sending, traffic, diagnostics, pairs, *self._spent(), step.more), work
@@ -274,14 +272,3 @@ class Hub:
         if clock is not None and clock.mode == "async":
             return OwnPace(self)
         return Together(self) if clock is None or clock.order == "jacobi" else InTurn(self)
-
-
-def _entries(name: str, found: Pairs) -> dict[str, Any]:
-    """A matrix as rows of the table of pairs, of bounded size."""
-    receivers, sources, values = (field.cpu() for field in found)
-    if len(receivers) > MOST_CLIENTS**2:
-        lowest = torch.cat((receivers, sources)).unique()[:MOST_CLIENTS]
-        kept = torch.isin(receivers, lowest) & torch.isin(sources, lowest)
-        receivers, sources, values = receivers[kept], sources[kept], values[kept]
-    numbers = values.double().numpy()
-    return {"name": name, "receiver": receivers.numpy(), "source": sources.numpy(), "value": numbers}

@@ -48,7 +48,12 @@ def round_report(
         sum(over_hosts(own.seconds for own in step.hosts) for step in steps),
         columns_of_stays([stay for step in steps for stay in step.closing.stays]) if clock else None,
         together(part.phases for step in steps for part in (step.opening, step.closing)) or None,
-        [block for step in steps for block in step.opening.pairs],
+        [
+            block
+            for step in steps
+            for pairs in (step.opening.pairs, *(own.pairs for own in step.hosts))
+            for block in pairs
+        ],
     )
 
 

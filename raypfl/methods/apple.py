@@ -46,7 +46,7 @@ from torch import Tensor
 
 from raypfl.algebra import replace_rows, rows_of
 from raypfl.config import StrictModel
-from raypfl.methods.contract import Clients, Message, Method, Plan, same_for_all
+from raypfl.methods.contract import Clients, Message, Method, Pairs, Plan, same_for_all
 from raypfl.methods.pools import peer_messages, pool_of
 from raypfl.methods.requirements import require_fresh_momentum
 from raypfl.methods.start import common_start
@@ -235,6 +235,12 @@ class APPLE(Method[Config, Hub, State, Down, Up]):
 
     def absent(self, net: Network, state: State, down: Down) -> Tensor:
         return state.w
+
+    def own_relations(self, net: Network, ids: Tensor, state: State) -> dict[str, Pairs]:
+        """p, which the server never sees."""
+        everyone = torch.arange(state.p.shape[1], device=ids.device)
+        receivers = ids.repeat_interleave(len(everyone))
+        return {"relationship": Pairs(receivers, everyone.repeat(len(ids)), state.p.reshape(-1))}
 
     def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
         return hub._replace(v=replace_rows(hub.v, plan.ids, up.v))

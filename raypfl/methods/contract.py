@@ -259,6 +259,16 @@ class Method(ABC, Generic[ConfigT, HubT, StateT, DownT, UpT]):
         """
         return {}
 
+    def own_relations(self, net: Network, ids: Tensor, state: StateT) -> dict[str, Pairs]:
+        """As `relations`, where clients know what the server does not.
+
+        Args:
+            net: the network.
+            ids: participants, `[K]`.
+            state: what they keep after training, rows in that order.
+        """
+        return {}
+
     @abstractmethod
     def local_update(self, cohort: Cohort, state: StateT, down: DownT) -> tuple[StateT, UpT]:
         """Train the clients of a cohort; rows of all arguments and results are the cohort's clients."""

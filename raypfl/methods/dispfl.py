@@ -49,8 +49,8 @@ from raypfl.algebra import (
     replace_rows,
 )
 from raypfl.errors import ConfigError
-from raypfl.methods.contract import Clients, Message, Plan
-from raypfl.methods.peers import Down, PeerConfig, Peers
+from raypfl.methods.contract import Clients, Message, Pairs, Plan
+from raypfl.methods.peers import Down, PeerConfig, Peers, entries
 from raypfl.rng import NOBODY, key, numpy_generator
 from raypfl.topology import weights
 from raypfl.training import Batch, Cohort, Network, Rows, TrainingConfig, cross_entropy
@@ -197,6 +197,16 @@ class DisPFL(Peers[Config, Hub, State, Down, Up]):
         statistics = hub.w[:, net.travelling]
         everywhere = torch.ones_like(statistics, dtype=torch.bool)
         return Down(torch.cat((mean, masked_mean(senders, statistics, everywhere)), 1))
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """What share of a participant's trained weights those that it hears, and itself, had published."""
+        senders = heard_and_own(plan, hub.w.device)
+        heard = senders.columns.split(senders.offsets.diff().tolist())
+        shares = [
+            (hub.mhat[others] & hub.mhat[own]).sum(1).double() / hub.mhat[own].sum()
+            for own, others in zip(plan.ids, heard, strict=True)
+        ]
+        return {"mask overlap": entries(senders._replace(values=torch.cat(shares)), plan.ids)}
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         net, mhat = cohort.net, state.mask

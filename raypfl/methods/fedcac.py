@@ -33,7 +33,7 @@ from raypfl.algebra import (
     weighted_mean,
 )
 from raypfl.config import StrictModel
-from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Plan, same_for_all
+from raypfl.methods.contract import AS_FEDAVG, Clients, Method, Pairs, Plan, every_pair, same_for_all
 from raypfl.methods.start import common_start
 from raypfl.training import Cohort, Network, cross_entropy
 
@@ -46,6 +46,12 @@ class Hub(NamedTuple):
 
     w: Tensor
     """The model each client starts its next training from, `[N, P]`: as combined after its last one."""
+    ids: Tensor
+    """The participants of the last round, int64 `[1, S]`."""
+    overlap: Tensor
+    """O, the share of a participant's critical parameters that are another's, too; float64 `[1, S, S]`."""
+    together: Tensor
+    """B, who shared critical parameters with whom, bool `[1, S, S]`."""
 
 
 class State(NamedTuple):
@@ -103,7 +109,10 @@ class FedCAC(Method[Config, Hub, State, Down, Up]):
         return same_for_all(net, clients, net.num_weights) - (-net.num_weights // 8)
 
     def init_hub(self, net: Network, clients: Clients) -> Hub:
-        return Hub(common_start(net, self.seed)[:, net.weights].expand(len(clients.ids), -1))
+        start = common_start(net, self.seed)[:, net.weights]
+        nothing = start.new_zeros(1, 0, 0, dtype=torch.float64)
+        ids = clients.ids.new_zeros(1, 0)
+        return Hub(start.expand(len(clients.ids), -1), ids, nothing, nothing.bool())
 
     def init_state(self, net: Network, clients: Clients) -> State:
         return State(common_start(net, self.seed, len(clients.ids)))
@@ -125,8 +134,20 @@ class FedCAC(Method[Config, Hub, State, Down, Up]):
         return state.w
 
     def aggregate(self, net: Network, hub: Hub, up: Up, plan: Plan) -> Hub:
-        friends_SS = collaborators(up.critical, plan.round, self.config.beta)
-        return Hub(replace_rows(hub.w, plan.ids, combine(up, friends_SS, plan.sizes)))
+        overlap_SS = critical_overlaps(up.critical)
+        friends_SS = collaborators(overlap_SS, plan.round, self.config.beta)
+        w = replace_rows(hub.w, plan.ids, combine(up, friends_SS, plan.sizes))
+        return Hub(w, plan.ids[None], overlap_SS[None], friends_SS[None])
+
+    def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
+        """How critical parameters coincided at the end of the round before, and whose were averaged."""
+        if hub.ids.shape[1] == 0:
+            return {}
+        ids = hub.ids[0]
+        return {
+            "mask overlap": every_pair(ids, hub.overlap[0]),
+            "weight of critical parameters": every_pair(ids, mean_over(hub.together[0])),
+        }
 
 
 def critical_entries(tensors: list[slice], start_KP: Tensor, trained_KP: Tensor, ratio: float) -> Tensor:
@@ -140,18 +161,21 @@ def critical_entries(tensors: list[slice], start_KP: Tensor, trained_KP: Tensor,
     return mask_KP
 
 
-def collaborators(critical_SB: Tensor, round: int, beta: float) -> Tensor:
+def critical_overlaps(critical_SB: Tensor) -> Tensor:
+    """`O_ij = |M_i and M_j| / |M_i|`, float64 `[S, S]`; all masks are of one size, of 0 O is 0."""
+    shared_SS = overlaps(critical_SB)
+    return shared_SS / shared_SS[0, 0].clamp(min=1)
+
+
+def collaborators(overlap_SS: Tensor, round: int, beta: float) -> Tensor:
     """Who shares critical parameters with whom in this round: bool `[S, S]`, everybody with itself.
 
-    Overlap `O_ij = |M_i and M_j| / |M_i|`, all masks being of one size; j joins i where
-    `O_ij >= mean + (t / beta) (max - mean)`, mean and maximum taken over pairs of different clients.
+    j joins i where `O_ij >= mean + (t / beta) (max - mean)`, mean and maximum taken over pairs of different
+    clients.
     """
-    shared_SS = overlaps(critical_SB)
-    itself_SS = torch.eye(len(shared_SS), dtype=torch.bool, device=shared_SS.device)
-    size = shared_SS[0, 0]
-    if len(shared_SS) == 1 or size == 0:
+    itself_SS = torch.eye(len(overlap_SS), dtype=torch.bool, device=overlap_SS.device)
+    if len(overlap_SS) == 1 or overlap_SS[0, 0] == 0:
         return itself_SS
-    overlap_SS = shared_SS / size
     pairs = overlap_SS[~itself_SS]
     threshold = pairs.mean() + round / beta * (pairs.max() - pairs.mean())
     return (overlap_SS >= threshold - SLACK) | itself_SS
@@ -166,5 +190,9 @@ def combine(up: Up, friends_SS: Tensor, sizes_S: Tensor) -> Tensor:
         sizes_S: training samples, which pi is proportional to.
     """
     critical_SP = unpack_bits(up.critical, up.w.shape[1])
-    mean_SS = friends_SS.double() / friends_SS.sum(1, keepdim=True)
-    return torch.where(critical_SP, mix(mean_SS, up.w), weighted_mean(sizes_S, up.w))
+    return torch.where(critical_SP, mix(mean_over(friends_SS), up.w), weighted_mean(sizes_S, up.w))
+
+
+def mean_over(friends_SS: Tensor) -> Tensor:
+    """`diag(1 / B1) B`, float64."""
+    return friends_SS.double() / friends_SS.sum(1, keepdim=True)

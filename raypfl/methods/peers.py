@@ -120,6 +120,10 @@ class Peers(Method[ConfigT, HubT, StateT, DownT, UpT]):
         assert graph is not None
         return topology.mixing(self.topology, graph, sizes_of_all(plan))
 
+    def relations(self, net: Network, hub: HubT, plan: Plan, down: DownT) -> dict[str, Pairs]:
+        """A, as far as it is not zero."""
+        return {"weight": entries(rows_for(csr_of(self.weights(plan)), plan.ids), plan.ids)}
+
     def starts(self, net: Network, ids: Tensor) -> Tensor:
         """The models of some peers before the first round, `[len(ids), width]`."""
         if self.config.init == "common":
@@ -160,10 +164,6 @@ class Gossip(Peers[ConfigT, Published, State, Down, Up]):
 
     def download(self, net: Network, hub: Published, plan: Plan) -> Down:
         return Down(gossip(self.weights(plan), hub.w, plan.ids))
-
-    def relations(self, net: Network, hub: Published, plan: Plan, down: Down) -> dict[str, Pairs]:
-        """A, as far as it is not zero."""
-        return {"weight": entries(rows_for(csr_of(self.weights(plan)), plan.ids), plan.ids)}
 
     def local_update(self, cohort: Cohort, state: State, down: Down) -> tuple[State, Up]:
         w = self.train(cohort, self.personalised(cohort.net, state, down))

@@ -22,13 +22,24 @@ PANELS = 4
 ORDERED = "Clients stand in the order of their most frequent class, so that alike ones are neighbours."
 UNHEARD = "#ededed"
 COEFFICIENT, DISTANCE = "coefficient", "distance"
-OWN = {COEFFICIENT, "head weight", "extractor weight", "weight"}
-"""Matrices whose diagonal is the weight on what is one's own, so large that it would hide the rest."""
+OWN = {
+    COEFFICIENT,
+    "head weight",
+    "extractor weight",
+    "weight",
+    "relationship",
+    "mask overlap",
+    "weight of critical parameters",
+}
+"""Matrices whose diagonal is about what is one's own, and so large that it would hide the rest."""
 TITLES = {
     COEFFICIENT: "Coefficients of the server's combination",
     "head weight": "Weights of heads",
     "extractor weight": "Weights of extractors",
     "weight": "Weights of models",
+    "weight of critical parameters": "Weights of models, for critical parameters",
+    "relationship": "Learned weights of core models",
+    "mask overlap": "Share of a client's weights in another's mask",
     "divergence": "Divergence of answers",
     "affinity": "Affinity",
 }

@@ -128,7 +128,7 @@ def lacking(groups: Sequence[Group]) -> list[str]:
         group.label
         for group in groups
         if (method := METHODS.get(group.method)) is not None
-        and method.relations is not Method.relations
+        and (method.relations, method.own_relations) != (Method.relations, Method.own_relations)
         and not any(len(run.pairs) for run in group.runs)
     ]
     if silent:

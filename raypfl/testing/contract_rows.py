@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 from collections import Counter
@@ -132,7 +133,8 @@ def test_nothing_that_is_received_is_modified(row: Row, net: Net, federation: To
         guard.sent_down(run.net, plan, down)
         guard.sent_up(run.net, plan.ids, up)
         guard.diagnose(run.net, run.hub, plan, down)
-        for pairs in guard.relations(run.net, run.hub, plan, down).values():
+        given = guard.relations(run.net, run.hub, plan, down), guard.own_relations(run.net, plan.ids, own)
+        for pairs in itertools.chain.from_iterable(found.values() for found in given):
             assert {*pairs.receivers.tolist(), *pairs.sources.tolist()} <= set(range(N))
             assert len(pairs.receivers) == len(pairs.sources) == len(pairs.values)
             assert pairs.values.isfinite().all()

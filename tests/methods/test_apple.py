@@ -290,3 +290,13 @@ def test_kept_momentum_is_refused(toy):
 def test_options_out_of_range(options):
     with pytest.raises(ValidationError):
         Config(**options)
+
+
+def test_what_clients_know_of_each_other_are_their_relationships(toy):
+    method = APPLE(Config())
+    state = method.init_state(toy.net, toy.clients)._replace(p=relationships(toy))
+    ids = torch.tensor([2, 0])
+    pairs = method.own_relations(toy.net, ids, type(state)(*(field[ids] for field in state)))["relationship"]
+    found = torch.full((4, 4), torch.nan, dtype=state.p.dtype)
+    found[pairs.receivers, pairs.sources] = pairs.values
+    assert torch.equal(found[ids], state.p[ids]) and found[[1, 3]].isnan().all()

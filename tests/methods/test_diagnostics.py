@@ -101,6 +101,29 @@ def test_recorded_where_asked_for_and_nowhere_else(tmp_path):
     assert told.set_index(["round", "name"]).value[2, "distance_max"] > 0.0
 
 
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+def test_what_clients_know_is_recorded(tmp_path, engine, request):
+    if engine == "ray":
+        request.getfixturevalue("cluster")
+    """APPLE's relationships: every client's row, whatever host it is on."""
+    config = {
+        "rounds": 3,
+        "method": {"name": "apple", "eta2": 0.05},
+        "data": {"name": "digits"},
+        "partition": {"name": "pathological", "num_clients": 4, "train_size": 60, "test_size": 10},
+        "model": {"name": "linear"},
+        "training": {"epochs": 1, "batch_size": 200, "optimizer": {"name": "sgd", "lr": 0.1}},
+        "evaluation": {"every": 2, "diagnostics": True},
+        "engine": {"name": engine, "num_actors": 2},
+        "storage_path": str(tmp_path),
+    }
+    pairs = raypfl.run(config, ["name=told"]).pairs()
+    assert pairs.groupby("round").size().to_dict() == {2: 16, 3: 16}
+    assert set(pairs["name"]) == {"relationship"}
+    last = pairs[pairs["round"] == 3].pivot(index="receiver", columns="source", values="value")
+    assert last.shape == (4, 4) and (last.nunique() == 4).all(), "clients have rows of their own"
+
+
 def test_matrices_are_recorded_in_evaluated_rounds(tmp_path):
     config = {
         "rounds": 5,

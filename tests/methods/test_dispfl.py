@@ -460,3 +460,20 @@ def test_what_cannot_work_is_refused_before_a_run(deep):
     with pytest.raises(ConfigError, match=r"topology.lazy = 0.5"):
         dispfl(topology=KOut(k=2, lazy=0.5)).check(deep.net, deep.clients, UNEVEN)
     dispfl().check(deep.net, deep.clients, UNEVEN)
+
+
+def test_relations_are_shares_of_common_weights(deep):
+    """By hand, of each peer with itself and its two neighbours."""
+    method = dispfl(topology=Ring(), density=(0.3, 0.6))
+    plan, down, hub, _ = rounds(deep, method, 2)[0]
+    pairs = method.relations(deep.net, hub, plan, down)["mask overlap"]
+    found = {
+        (receiver, source): value
+        for receiver, source, value in zip(*(field.tolist() for field in pairs), strict=True)
+    }
+    edges = set(zip(plan.graph.receivers.tolist(), plan.graph.sources.tolist(), strict=True))
+    assert set(found) == edges | {(peer, peer) for peer in range(4)}
+    for (receiver, source), value in found.items():
+        own, other = hub.mhat[receiver], hub.mhat[source]
+        assert value == float((own & other).sum()) / float(own.sum())
+    assert 0 < min(found.values()) < 1 == max(found.values())

@@ -3,11 +3,19 @@
 import pytest
 import torch
 
-from raypfl.algebra import pack_bits
+from raypfl.algebra import pack_bits, unpack_bits
 from raypfl.methods import Plan, local
 from raypfl.methods.fedavg import Config as FedAvgConfig
 from raypfl.methods.fedavg import FedAvg
-from raypfl.methods.fedcac import Config, FedCAC, Up, collaborators, combine, critical_entries
+from raypfl.methods.fedcac import (
+    Config,
+    FedCAC,
+    Up,
+    collaborators,
+    combine,
+    critical_entries,
+    critical_overlaps,
+)
 from raypfl.methods.local import Local
 from raypfl.training import SGD, TrainingConfig
 
@@ -27,7 +35,7 @@ FOUR = masks(
 
 
 def friends(round, beta):
-    return collaborators(FOUR, round, beta).int().tolist()
+    return collaborators(critical_overlaps(FOUR), round, beta).int().tolist()
 
 
 class TestCriticalEntries:
@@ -76,13 +84,15 @@ class TestCollaborators:
     def test_identical_masks_stay_together_for_ever(self, round):
         """The mean is the largest."""
         same = masks(*[[1, 0, 1, 0, 1, 1, 1]] * 7)
-        assert collaborators(same, round, 3.0).all()
+        assert collaborators(critical_overlaps(same), round, 3.0).all()
 
     def test_nobody_has_a_critical_parameter(self):
-        assert collaborators(masks([0, 0], [0, 0]), 1, 10.0).tolist() == [[True, False], [False, True]]
+        none = critical_overlaps(masks([0, 0], [0, 0]))
+        assert none.tolist() == [[0, 0], [0, 0]]
+        assert collaborators(none, 1, 10.0).tolist() == [[True, False], [False, True]]
 
     def test_one_participant(self):
-        assert collaborators(masks([1, 0]), 1, 10.0).tolist() == [[True]]
+        assert collaborators(critical_overlaps(masks([1, 0])), 1, 10.0).tolist() == [[True]]
 
 
 def test_critical_entries_come_from_friends_and_the_others_from_all():
@@ -184,3 +194,22 @@ def test_traffic_is_a_model_and_a_bit_a_parameter(make_toy):
 def test_settings_out_of_range_are_refused(option):
     with pytest.raises(ValueError, match=next(iter(option))):
         Config(**option)
+
+
+def test_relations_are_those_of_the_last_round(toy):
+    """The weights make of uploads what is critical in the combined models."""
+    method = make(beta=3)
+    _, second, third = toy.run(method, 3, lambda round: [None, [0, 1, 3], None][round - 1])
+    plan = Plan(3, toy.clients.ids, toy.clients.sizes)
+    assert method.relations(toy.net, method.init_hub(toy.net, toy.clients), plan, third.down) == {}
+    found = method.relations(toy.net, second.hub, plan, third.down)
+    ids = [0, 1, 3]
+    overlap, weight = (torch.full((4, 4), torch.nan, dtype=torch.float64) for _ in range(2))
+    for matrix, pairs in zip((overlap, weight), found.values(), strict=True):
+        matrix[pairs.receivers, pairs.sources] = pairs.values
+    assert list(found) == ["mask overlap", "weight of critical parameters"]
+    assert overlap[2].isnan().all() and weight[:, 2].isnan().all()
+    assert torch.equal(overlap[ids][:, ids], critical_overlaps(second.up.critical))
+    critical = unpack_bits(second.up.critical, second.up.w.shape[1])
+    mixed = weight[ids][:, ids] @ second.up.w.double()
+    torch.testing.assert_close(second.hub.w[ids].double()[critical], mixed[critical], rtol=1e-6, atol=1e-7)
