@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from raypfl.engine.heap import keep_freed_memory
 from raypfl.errors import RaypflError
 
 USER_ERROR = 2
@@ -320,6 +321,7 @@ def list_(topic: Annotated[Topic, typer.Argument(help="What to list.")]) -> None
 
 def main() -> None:
     """The `raypfl` command."""
+    keep_freed_memory()
     app()
 
 

@@ -123,7 +123,7 @@ WORKLOADS = {
             num_clients=2,
             train_samples=40,
             test_samples=20,
-            epochs=1,
+            epochs=2,
             batch_size=20,
         ),
     )

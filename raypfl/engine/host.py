@@ -302,8 +302,8 @@ class ClientHost:
         # What a client keeps and what it sends are often one tensor.
         distinct = {(rows.data_ptr(), rows.shape, rows.stride()): rows for rows in fields}
         for rows in (*distinct.values(), *(() if losses is None else (losses,))):
-            if rows.is_floating_point():
-                finite &= rows.flatten(1).isfinite().all(1) if rows.dim() > 1 else rows.isfinite()
+            if rows.is_floating_point() and rows.numel():
+                finite &= all_finite(rows)
         if not finite.all():
             bad = (~finite).cpu()
             shown = "" if losses is None else f" (training loss {losses.cpu()[bad].tolist()})"
@@ -393,6 +393,13 @@ def _upload(participants: Tensor, up: AnyRows, sends: Tensor) -> Upload:
         return Upload(participants, up)
     rows = sends.nonzero()[:, 0]
     return Upload(participants[rows], type(up)(*(field[rows.to(field.device)] for field in up)))
+
+
+def all_finite(rows: Tensor) -> Tensor:
+    """Which of some rows `[K, ...]` have nothing but finite numbers, bool `[K]`."""
+    # Of the extremes: NaN is one, too, and a pass over memory takes a tenth of what `isfinite` does.
+    flat = rows.reshape(len(rows), -1)
+    return flat.amax(1).isfinite() & flat.amin(1).isfinite()
 
 
 def stored_type(state_type: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raypfl.algebra.columns import Shard
 from raypfl.engine.dealing import ids_of
+from raypfl.engine.heap import keep_freed_memory
 from raypfl.engine.host import AtWork, ClientHost, Work
 from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
@@ -34,6 +35,7 @@ class HostActor:
         # The rows of the run before go first: those of two runs may not fit.
         vars(self).pop("host", None)
         settle_arithmetic(world.config.engine.threads)
+        keep_freed_memory()
         self.device = training_device(world.config)
         self.host = ClientHost(world, blocks, x, y, self.device)
 
@@ -73,6 +75,7 @@ class HubActor:
         """Become the hub of this run, or one of several, at the state before its first round."""
         vars(self).pop("hub", None)
         settle_arithmetic(world.config.engine.threads)
+        keep_freed_memory()
         self.device = server_device(world.config)
         self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device, shard)
 

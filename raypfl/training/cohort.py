@@ -223,20 +223,19 @@ class Cohort:
         steps = [len(own) for own in self.data.train]
         kind = [0] * len(self) if kinds is None else kinds.tolist()
         order = sorted(range(len(self)), key=lambda row: (kind[row], -steps[row]))
-        parts: list[tuple[Tensor, ...]] = []
-        in_order = order == list(range(len(self)))
         chunks = list(self._cut(order, kind))
         # Rows that one chunk takes as they stand are not copied; nor is what it makes of them.
-        whole = in_order and len(chunks) == 1
+        whole = len(chunks) == 1 and order == list(range(len(self)))
+        joined: list[Tensor] | None = None
         for chosen in chunks:
             chunk = self._chunk(chosen)
-            at = torch.tensor(chosen, device=self.net.device)
+            at = _selection(chosen, self.net.device)
             if self.on_chunk is not None:
                 self.on_chunk(chunk.ids)
             try:
                 with chunk._noise(purpose):
                     own = (tensor if whole or len(tensor) == 1 else tensor[at] for tensor in rows)
-                    parts.append(work(chunk, *own))
+                    found = work(chunk, *own)
             except RaypflError:
                 raise
             except Exception:
@@ -244,16 +243,16 @@ class Cohort:
                     f"client(s) {chunk.ids.tolist()}, round {self.round}:\n{traceback.format_exc()}",
                     chunk.ids.tolist(),
                 ) from None
-        if whole:
-            given = {tensor.untyped_storage().data_ptr() for tensor in rows}
-            return tuple(
-                piece.clone() if piece.untyped_storage().data_ptr() in given else piece for piece in parts[0]
-            )
-        joined = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-        if in_order:
-            return tuple(joined)
-        back = torch.tensor(order, device=self.net.device).argsort()
-        return tuple(pieces[back] for pieces in joined)
+            if whole:
+                given = {tensor.untyped_storage().data_ptr() for tensor in rows}
+                return tuple(
+                    piece.clone() if piece.untyped_storage().data_ptr() in given else piece for piece in found
+                )
+            if joined is None:
+                joined = [piece.new_empty(len(self), *piece.shape[1:]) for piece in found]
+            for pieces, piece in zip(joined, found, strict=True):
+                pieces[at] = piece
+        return tuple(joined or ())
 
     def batches(
         self,
@@ -422,3 +421,10 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
+
+
+def _selection(rows: list[int], device: torch.device) -> slice | Tensor:
+    """Some rows of a tensor: neighbours as a slice, which copies nothing."""
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)

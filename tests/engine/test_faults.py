@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stumbling
+import torch
 from failures import Notes, break_down, repair
 from small_runs import CONFIG, assert_same_run, drive, last_state, small_world
 
 import raypfl
 from raypfl.engine.contract import HostsLost, RoundReport
 from raypfl.engine.faults import FaultsConfig, Patience, Tolerance
+from raypfl.engine.host import all_finite
 from raypfl.engine.local import LocalEngine
 from raypfl.errors import ClientError, ConfigError, PlacementError, StorageError
 from raypfl.records import checkpoints
@@ -231,3 +234,13 @@ def test_a_loss_while_storage_fails_waits_for_the_checkpoint(tmp_path: Path) -> 
     drive(world, engine, run, Notes({3: lambda: break_down(run)}), patience=patience)
     assert time.slept == [1.0, 2.0]
     assert_same_run(run, undisturbed)
+
+
+def test_rows_with_a_number_that_is_none():
+    rows = torch.zeros(6, 4, 5)
+    for row, value in enumerate((math.nan, math.inf, -math.inf)):
+        rows[row, 2, 3] = value
+    rows[3] = torch.finfo(torch.float32).max
+    rows[4, 0, 0], rows[4, 0, 1] = math.inf, -math.inf
+    assert all_finite(rows).tolist() == [False, False, False, True, False, True]
+    assert all_finite(rows[:, 2, 3]).tolist() == [False, False, False, True, True, True]
