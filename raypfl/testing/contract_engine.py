@@ -23,8 +23,10 @@ from raypfl.training import Cohort
 
 N = len(SIZES)
 
-conv_of_fewest = pytest.mark.parametrize(
-    "net", [NETS["mlp"], NETS["conv with local statistics"]], ids=["mlp", "conv"]
+three_nets = pytest.mark.parametrize(
+    "net",
+    [NETS["mlp"], NETS["conv with local statistics"], NETS["trunk"]],
+    ids=["mlp", "conv", "trunk"],
 )
 
 
@@ -51,7 +53,7 @@ def commit(engine: LocalEngine, folder: Path, round: int) -> Place:
     return checkpoints.commit(building, manifest, parts)
 
 
-@conv_of_fewest
+@three_nets
 def test_blocks_of_any_size_give_the_same_bits_at_width_one(row: Row, net: Net, federation: Toy) -> None:
     """Among the clients are three whose last batch has one sample, where alignment of a row decides bits."""
     traces = [
@@ -61,7 +63,7 @@ def test_blocks_of_any_size_give_the_same_bits_at_width_one(row: Row, net: Net, 
     assert same(traces[0], traces[1]) and same(traces[0], traces[2])
 
 
-@conv_of_fewest
+@three_nets
 def test_one_two_and_three_hosts_give_the_same_bits(row: Row, net: Net, federation: Toy) -> None:
     traces = [
         trace(engine_of(row, federation, net, **layout(hosts, block=2, width=2)), (1, 2))
@@ -70,7 +72,7 @@ def test_one_two_and_three_hosts_give_the_same_bits(row: Row, net: Net, federati
     assert same(traces[0], traces[1]) and same(traces[0], traces[2])
 
 
-@conv_of_fewest
+@three_nets
 def test_resumed_on_other_hosts_continues_to_the_same_bits(
     row: Row, net: Net, federation: Toy, tmp_path: Path
 ) -> None:

@@ -66,6 +66,19 @@ def conv() -> nn.Module:
     return nn.Sequential(OrderedDict([*layers, ("flatten", nn.Flatten()), ("head", nn.Linear(32, CLASSES))]))
 
 
+def trunk() -> nn.Module:
+    """Convolutions and linear layers, of which several models are done together (`training.trunk`)."""
+    layers = [
+        ("conv", nn.Conv2d(1, 3, 3, padding=1)),
+        ("relu", nn.ReLU()),
+        ("pool", nn.MaxPool2d(2)),
+        ("flatten", nn.Flatten()),
+        ("fc", nn.Linear(12, 5)),
+        ("act", nn.Tanh()),
+    ]
+    return nn.Sequential(OrderedDict([*layers, ("head", nn.Linear(5, CLASSES))]))
+
+
 class Net(NamedTuple):
     """A network of the tests: how it is made, and where running statistics live."""
 
@@ -80,7 +93,12 @@ PERSONAL = {"wide": wide, "conv": conv}
 """Clients' own architectures."""
 
 
-NETS = {"mlp": Net(mlp), "conv": Net(conv), "conv with local statistics": Net(conv, "local")}
+NETS = {
+    "mlp": Net(mlp),
+    "conv": Net(conv),
+    "conv with local statistics": Net(conv, "local"),
+    "trunk": Net(trunk),
+}
 WITH_OWN_NORMS = Net(conv, "fedbn")
 """For methods that leave normalisation layers at home."""
 

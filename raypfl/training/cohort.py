@@ -229,7 +229,8 @@ class Cohort:
         joined: list[Tensor] | None = None
         for chosen in chunks:
             chunk = self._chunk(chosen)
-            at = _selection(chosen, self.net.device)
+            # Copies, not slices: a row that does not start aligned has other last bits.
+            at = torch.tensor(chosen, device=self.net.device)
             if self.on_chunk is not None:
                 self.on_chunk(chunk.ids)
             try:
@@ -421,10 +422,3 @@ class Cohort:
         """Dropout can only draw from torch's generators: seeded by the round and the chunk's first client."""
         draw = key(self.seed, f"noise of {purpose}", self.round, int(self.ids[0]))
         return torch_seeded(draw, self.net.device)
-
-
-def _selection(rows: list[int], device: torch.device) -> slice | Tensor:
-    """Some rows of a tensor: neighbours as a slice, which copies nothing."""
-    if rows == list(range(rows[0], rows[-1] + 1)):
-        return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=device)
