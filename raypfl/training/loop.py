@@ -72,6 +72,8 @@ class Loop(NamedTuple):
             m = net.bind(own_rows, own_buffers, leaf=leaf, columns=self.columns)
             loss = self._losses(m, batch, extras)
             g = gradient(loss, leaf)
+            # What the forward kept goes before the next one begins.
+            loss = loss.detach()
             with torch.no_grad():
                 if self.rho:
                     g.add_(leaf, alpha=self.rho).sub_(own_anchor, alpha=self.rho)
@@ -82,7 +84,7 @@ class Loop(NamedTuple):
                 self._step(moved, g, own)
                 if self.after_step is not None:
                     self.after_step(moved, batch, *extras)
-                own_sum += loss.detach() * batch.sizes
+                own_sum += loss * batch.sizes
                 own_samples += batch.sizes
                 if not isinstance(at, slice):
                     # An index tensor gathers copies; a prefix is a view, and already in place.

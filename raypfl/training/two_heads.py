@@ -79,6 +79,8 @@ def fit_two_heads(
             m = net.bind(w[at], buffers[at], leaf=leaf)
             loss = objective(m, batch, other, *(batch.narrow(extra) for extra in rows))
             gradients = torch.autograd.grad(loss.sum(), leaves)
+            # What the forward kept goes before the next one begins.
+            loss = loss.detach()
             with torch.no_grad():
                 moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
                 _step(optimizer, net, moved, gradients[0], own, lr, head_rate)
@@ -87,7 +89,7 @@ def fit_two_heads(
                     moved, own = other.detach(), Moments(*(field[at] for field in second_memory))
                     optimizer.step(moved, gradients[1], own, second_rate)
                     _write(at, ((second, moved), *zip(second_memory, own, strict=True)))
-                loss_sum[at] += loss.detach() * batch.sizes
+                loss_sum[at] += loss * batch.sizes
                 samples[at] += batch.sizes
         w[:, net.statistics] = buffers
         return w, *memory, loss_sum / samples, *(() if freeze_second else (second,))
