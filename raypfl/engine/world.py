@@ -200,6 +200,7 @@ def make_network(
             input_shape=input_shape,
             device=device,
             personal=personal,
+            precision=config.training.precision,
         )
 
     return of(config.model, [of(model) for model in config.personal_model])

@@ -201,7 +201,7 @@ class APPLE(Method[Config, Hub, State, Down, Up]):
             mine, row, me, statistics = v[at], p[at], itself[at], buffers[at]
             leaf = (row.gather(1, me) * mine + others[at]).requires_grad_()
             loss = cross_entropy(net.bind(leaf, statistics, leaf=leaf), batch)
-            (g,) = torch.autograd.grad(loss.sum(), leaf)
+            (g,) = net.slopes(loss, [leaf])
             own, related = (Moments(*(field[at] for field in kept)) for kept in (v_moments, p_moments))
             with torch.no_grad():
                 g_v = row.gather(1, me) * g

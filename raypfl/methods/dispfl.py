@@ -301,7 +301,7 @@ def first_gradient(chunk: Cohort, w: Tensor) -> Tensor:
         rows = w[batch.rows]
         leaf = rows[:, net.weights].detach().requires_grad_()
         loss = cross_entropy(net.bind(rows, leaf=leaf), batch)
-        out[batch.rows] = torch.autograd.grad(loss.sum(), leaf)[0]
+        out[batch.rows] = net.slopes(loss, [leaf])[0]
     return out
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from raypfl.training import (
@@ -73,5 +72,5 @@ class Point:
         told = cross_entropy_per_sample(self.logits, self.batch.y)
         loss = self.batch.mean(labels * told + teaching * taught)
         # Kept, since a peer may be asked for its own slope again.
-        (slope,) = torch.autograd.grad(loss.sum(), self.w, retain_graph=True)
+        (slope,) = self.side.net.slopes(loss, [self.w], keep=True)
         return slope, loss.detach()

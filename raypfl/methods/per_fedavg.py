@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -147,7 +146,7 @@ def gradient(net: Network, w: Tensor, statistics: Tensor, batch: Batch) -> tuple
     """F_i `[k]` and its gradient `[k, P]` at `w` on a batch; running statistics are written."""
     leaf = w.detach().requires_grad_()
     loss = cross_entropy(net.bind(leaf, statistics, leaf=leaf), batch)
-    (g,) = torch.autograd.grad(loss.sum(), leaf)
+    (g,) = net.slopes(loss, [leaf])
     return loss.detach(), g
 
 
@@ -155,6 +154,6 @@ def curvature(net: Network, w: Tensor, statistics: Tensor, batch: Batch, directi
     """Hessian of F_i at `w` times a direction `[k, P]`, every client's own."""
     leaf = w.detach().requires_grad_()
     loss = cross_entropy(net.bind(leaf, statistics, leaf=leaf), batch)
-    (g,) = torch.autograd.grad(loss.sum(), leaf, create_graph=True)
-    (product,) = torch.autograd.grad((g * direction).sum(), leaf)
+    (g,) = net.slopes(loss, [leaf], differentiable=True)
+    (product,) = net.slopes(g * direction, [leaf])
     return product

@@ -175,7 +175,7 @@ class PFedMe(Method[Config, Hub, State, Down, Up]):
             for _ in range(config.inner_steps):
                 leaf = own.detach().requires_grad_()
                 loss = cross_entropy(net.bind(start[at], statistics, leaf=leaf), batch)
-                (g,) = torch.autograd.grad(loss.sum(), leaf)
+                (g,) = net.slopes(loss, [leaf])
                 with torch.no_grad():
                     g.add_(leaf, alpha=config.lam + config.mu).sub_(anchor, alpha=config.lam)
                     own = leaf - inner_rate * g

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from raypfl.config import StrictModel
 from raypfl.training.augmentation import Augmentation
 from raypfl.training.optim import SGD, Adam, AdamW
+from raypfl.training.precision import Precision
 
 Optimizer = Annotated[SGD | Adam | AdamW, Field(discriminator="name")]
 
@@ -30,6 +31,11 @@ class TrainingConfig(StrictModel):
         None, description="random crops and flips of training images, such as {crop: 4, flip: true}"
     )
 
+    precision: Precision = Field(
+        "float32",
+        description="of products in training: tf32 (on GPUs that have it) or bfloat16 where they gain; "
+        "weights, evaluation, distances and mixing never",
+    )
     momentum_state: Literal["reset", "keep"] = Field(
         "reset", description="of SGD, over rounds: fresh every round, or each client's own, kept"
     )

@@ -15,7 +15,7 @@ from raypfl.training.optim import Moments
 
 if TYPE_CHECKING:
     from raypfl.training.cohort import Cohort
-    from raypfl.training.network import Rows
+    from raypfl.training.network import Network, Rows
 
 Objective = Callable[..., Tensor]
 Hook = Callable[..., None]
@@ -71,7 +71,7 @@ class Loop(NamedTuple):
                 extras, own_anchor = [batch.narrow(extra) for extra in rows], batch.narrow(anchor)
             m = net.bind(own_rows, own_buffers, leaf=leaf, columns=self.columns)
             loss = self._losses(m, batch, extras)
-            g = gradient(loss, leaf)
+            (g,) = self._gradient(net, loss, leaf)
             # What the forward kept goes before the next one begins.
             loss = loss.detach()
             with torch.no_grad():
@@ -99,13 +99,10 @@ class Loop(NamedTuple):
     def _losses(self, m: Rows, batch: Batch, extras: list[Tensor]) -> Tensor:
         return self.objective(m, batch, *extras)
 
+    @phase("backward")
+    def _gradient(self, net: Network, loss: Tensor, leaf: Tensor) -> tuple[Tensor, ...]:
+        return net.slopes(loss, [leaf])
+
     @phase("optimizer")
     def _step(self, w: Tensor, g: Tensor, moments: Moments) -> None:
         self.optimizer.step(w, g, moments, self.lr)
-
-
-@phase("backward")
-def gradient(loss_K: Tensor, leaf_KP: Tensor) -> Tensor:
-    """The gradient of each client's loss by its own row `[K, P]`."""
-    (g_KP,) = torch.autograd.grad(loss_K.sum(), leaf_KP)
-    return g_KP

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +23,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
-from raypfl.training.dense import DenseParts, dense_parts
+from raypfl.training.dense import Dense, DenseParts, dense_parts
 from raypfl.training.pooling import with_fast_pooling
+from raypfl.training.precision import Precision, arithmetic, with_rough_convolutions
 from raypfl.training.slots import Slot, bound, buffer_slots, parameter_slots, split
 from raypfl.training.splitting import split_at
 
@@ -47,6 +49,7 @@ class Network:
             layers.
         input_shape: of one sample, for methods that give models inputs of their own.
         personal: networks of models that clients keep for themselves, where they are others than this one.
+        precision: of products and convolutions while models train.
 
     Attributes:
         head, extractor, weights: column slices; `weights` is both.
@@ -75,8 +78,10 @@ class Network:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         personal: Sequence[Network] = (),
+        precision: Precision = "float32",
     ) -> None:
         self._build = build
+        self.precision: Precision = precision
         self.input_shape = tuple(input_shape)
         self.head_name = head
         self.dtype = dtype
@@ -127,6 +132,10 @@ class Network:
         # The columns of a trunk under `fedbn` may be apart.
         trunks = self.device.type == "cpu" and buffers != "fedbn"
         self._dense = dense_parts(self._extractor, self._head, self.input_shape, trunks=trunks)
+        if precision == "bfloat16":
+            # The layers of dense parts write their gradients themselves, in the precision of the weights.
+            self._dense = None
+            with_rough_convolutions(module)
         self.personal: tuple[Network, ...] = tuple(personal) or (self,)
 
     def _ordered(self, head: nn.Module, extractor: nn.Module) -> tuple[list[Slot], list[Slot], list[Slot]]:
@@ -220,6 +229,22 @@ class Network:
             raise ShapeError(_NO_PART.format(columns))
         return Rows(self, w, buffers, pieces, training)
 
+    def slopes(
+        self, loss_K: Tensor, leaves: Sequence[Tensor], *, keep: bool = False, differentiable: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The gradients of each model's loss by its own rows of the leaves.
+
+        Args:
+            loss_K: one loss a model.
+            leaves: tensors with a row a model.
+            keep: gradients of the same losses are asked for again.
+            differentiable: gradients have a graph of their own.
+        """
+        with arithmetic(self.precision, self.device):
+            return torch.autograd.grad(
+                loss_K.sum(), leaves, retain_graph=keep or differentiable, create_graph=differentiable
+            )
+
     def set_training(self, training: bool) -> None:
         """Put the modules into training or evaluation mode, if they are not."""
         if self._training is not training:
@@ -249,8 +274,9 @@ class Rows(NamedTuple):
         if self.dense is not None:
             extractor, head, both = self.dense
             if both is not None:
-                return both(x, self.w)
-            return head(extractor(x, self.pieces[1]), self.pieces[0])
+                return self._through(both, x, self.w)
+            z = self._through(extractor, x, self.pieces[1])
+            return self._through(head, z, self.pieces[0])
         logits: Tensor = self._run(lambda x: net._head(net._extractor(x)), x, net._slots, self.pieces)
         return logits
 
@@ -258,7 +284,7 @@ class Rows(NamedTuple):
         """What enters the head: `[K, B, ...]`."""
         net = self.net
         if self.dense is not None:
-            return self.dense.extractor(x, self.pieces[1])
+            return self._through(self.dense.extractor, x, self.pieces[1])
         first = net._num_head_slots
         z: Tensor = self._run(net._extractor, x, net._slots[first:], self.pieces[first:])
         return z
@@ -268,7 +294,7 @@ class Rows(NamedTuple):
         net = self.net
         if self.dense is not None:
             rows = self.pieces[0] if head is None else head.expand(len(z), -1)
-            return self.dense.head(z, rows)
+            return self._through(self.dense.head, z, rows)
         slots = net._slots[: net._num_head_slots]
         pieces = self.pieces[: len(slots)] if head is None else split(head, slots)
         logits: Tensor = self._run(net._head, z, slots, pieces)
@@ -308,6 +334,13 @@ class Rows(NamedTuple):
         """The same models in evaluation mode; their buffers are a copy, safe beside a training forward."""
         return self._replace(buffers=self.buffers.clone(), training=False)
 
+    def _through(self, part: Dense, x: Tensor, w: Tensor) -> Tensor:
+        with self._arithmetic():
+            return part(x, w)
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return arithmetic(self.net.precision if self.training else "float32", self.net.device)
+
     def _run(
         self,
         forward: Callable[..., Any],
@@ -331,6 +364,14 @@ class Rows(NamedTuple):
         for pool in net._pools:
             pool.alone = len(x) == 1
         inputs = (*pieces, *statistics, *arguments)
+        with self._arithmetic():
+            out = self._of_all(one, x, inputs)
+        if isinstance(out, Tensor):
+            return out.to(net.dtype)
+        return tuple(part.to(net.dtype) for part in out)
+
+    @staticmethod
+    def _of_all(one: Callable[..., Any], x: Tensor, inputs: tuple[Tensor, ...]) -> Any:
         if len(x) == 1:
             # One model needs no vmap, which would cost up to twice the time.
             alone = one(x[0], *inputs)
@@ -338,8 +379,7 @@ class Rows(NamedTuple):
         batched: list[int | None] = [0 if len(rows) == len(x) else None for rows in inputs]
         # A single row is shared by all; `view(-1)`, since its backward copies nothing.
         flat = [rows if axis == 0 else rows.view(-1) for rows, axis in zip(inputs, batched, strict=True)]
-        out: Any = torch.func.vmap(one, in_dims=(0, *batched), randomness="different")(x, *flat)
-        return out
+        return torch.func.vmap(one, in_dims=(0, *batched), randomness="different")(x, *flat)
 
 
 def _is_linear(head: nn.Module) -> bool:

@@ -78,7 +78,7 @@ def fit_two_heads(
             leaves = [leaf] if freeze_second else [leaf, other.requires_grad_()]
             m = net.bind(w[at], buffers[at], leaf=leaf)
             loss = objective(m, batch, other, *(batch.narrow(extra) for extra in rows))
-            gradients = torch.autograd.grad(loss.sum(), leaves)
+            gradients = net.slopes(loss, leaves)
             # What the forward kept goes before the next one begins.
             loss = loss.detach()
             with torch.no_grad():
