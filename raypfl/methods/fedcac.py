@@ -47,7 +47,7 @@ class Hub(NamedTuple):
     w: Tensor
     """The model each client starts its next training from, `[N, P]`: as combined after its last one."""
     ids: Tensor
-    """The participants of the last round, int64 `[1, S]`."""
+    """The participants of the last round, ascending, int64 `[1, S]`."""
     overlap: Tensor
     """O, the share of a participant's critical parameters that are another's, too; float64 `[1, S, S]`."""
     together: Tensor
@@ -137,7 +137,13 @@ class FedCAC(Method[Config, Hub, State, Down, Up]):
         overlap_SS = critical_overlaps(up.critical)
         friends_SS = collaborators(overlap_SS, plan.round, self.config.beta)
         w = replace_rows(hub.w, plan.ids, combine(up, friends_SS, plan.sizes))
-        return Hub(w, plan.ids[None], overlap_SS[None], friends_SS[None])
+        order = plan.ids.argsort()
+        return Hub(
+            w,
+            plan.ids[None, order],
+            overlap_SS[None, order][:, :, order],
+            friends_SS[None, order][:, :, order],
+        )
 
     def relations(self, net: Network, hub: Hub, plan: Plan, down: Down) -> dict[str, Pairs]:
         """How critical parameters coincided at the end of the round before, and whose were averaged."""
