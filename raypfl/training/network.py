@@ -335,6 +335,8 @@ class Rows(NamedTuple):
         return self._replace(buffers=self.buffers.clone(), training=False)
 
     def _through(self, part: Dense, x: Tensor, w: Tensor) -> Tensor:
+        # A trunk may have layers that only do something while models train.
+        self.net.set_training(self.training)
         with self._arithmetic():
             return part(x, w)
 

@@ -184,3 +184,25 @@ def test_no_trunk_where_norms_stay_at_home() -> None:
     shape = (1, 2, 3)
     assert Network(build_with_trunk, "7", input_shape=shape)._dense is not None
     assert Network(build_with_trunk, "7", input_shape=shape, buffers="fedbn")._dense is None
+
+
+class Trains(nn.Module):
+    """Doubles its inputs while models train."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if self.training else x
+
+
+def test_a_trunk_knows_whether_models_train() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 1, bias=False), Trains(), nn.Flatten(), nn.Linear(12, 2, bias=False)
+        )
+
+    net = Network(build, "3", input_shape=(1, 2, 3))
+    w = torch.cat([net.draw(seed) for seed in range(K)])
+    x = torch.ones(K, B, 1, 2, 3)
+    assert net._dense is not None
+    for _ in range(2):
+        trained, shown = net.bind(w, w.new_zeros(K, 0))(x), net.bind(w)(x)
+        assert torch.equal(trained, 2 * shown)
