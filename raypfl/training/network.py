@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from raypfl.errors import ShapeError
 from raypfl.rng import torch_seeded
 from raypfl.training.dense import Dense, DenseParts, dense_parts
+from raypfl.training.layout import channels_last, takes_channels_last
 from raypfl.training.pooling import with_fast_pooling
 from raypfl.training.precision import Precision, arithmetic, with_rough_convolutions
 from raypfl.training.slots import Slot, bound, buffer_slots, parameter_slots, split
@@ -126,6 +127,7 @@ class Network:
         modules = list(module.modules())
         self.coupled = any(isinstance(part, _BatchNorm) for part in modules)
         self.random = any(isinstance(part, _DropoutNd) for part in modules)
+        self._channels_last = self.device.type == "cpu" and takes_channels_last(module)
         self._training: bool | None = None
         self._pools = [*with_fast_pooling(self._extractor), *with_fast_pooling(self._head)]
         # A GPU does the same small step of several models at once, and vmap asks it to.
@@ -372,11 +374,10 @@ class Rows(NamedTuple):
             return out.to(net.dtype)
         return tuple(part.to(net.dtype) for part in out)
 
-    @staticmethod
-    def _of_all(one: Callable[..., Any], x: Tensor, inputs: tuple[Tensor, ...]) -> Any:
+    def _of_all(self, one: Callable[..., Any], x: Tensor, inputs: tuple[Tensor, ...]) -> Any:
         if len(x) == 1:
             # One model needs no vmap, which would cost up to twice the time.
-            alone = one(x[0], *inputs)
+            alone = one(channels_last(x[0]) if self.net._channels_last else x[0], *inputs)
             return alone[None] if isinstance(alone, Tensor) else (alone[0][None], alone[1][None])
         batched: list[int | None] = [0 if len(rows) == len(x) else None for rows in inputs]
         # A single row is shared by all; `view(-1)`, since its backward copies nothing.

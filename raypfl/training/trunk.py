@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from raypfl.training.layout import channels_last, takes_channels_last
 from raypfl.training.pooling import MaxPool2x2
 from raypfl.training.slots import Slot, bound, buffer_slots, parameter_slots
 
@@ -27,6 +28,8 @@ class Trunk(NamedTuple):
     slots: tuple[Slot, ...]
     start: int
     """Its first column."""
+    channels_last: bool
+    """Whether images are laid out anew before they are worked on."""
 
     @property
     def columns(self) -> slice:
@@ -46,7 +49,7 @@ class Trunk(NamedTuple):
         found = []
         for x, own in zip(x_KB, pieces, strict=True):
             with bound(self.slots, own):
-                found.append(self.module(x).flatten(1))
+                found.append(self.module(channels_last(x) if self.channels_last else x).flatten(1))
         return found
 
 
@@ -88,7 +91,7 @@ def trunk_of(parts: Sequence[nn.Module]) -> Trunk | None:
         return None
     if any(isinstance(part, _DropoutNd) or is_hooked(part) for part in module.modules()):
         return None
-    return Trunk(module, tuple(slots), 0)
+    return Trunk(module, tuple(slots), 0, takes_channels_last(module))
 
 
 def is_hooked(module: nn.Module) -> bool:
