@@ -170,12 +170,17 @@ class ResourcesConfig(StrictModel):
 
 
 class ServerConfig(StrictModel):
-    """How the server's state is held. No setting here changes a result."""
+    """How the server's state is held and worked on. No setting here changes a result."""
 
     sharding: PositiveInt = Field(
         1,
         description="servers that hold the columns of all rows together, where one cannot; "
         "for methods whose server works column by column",
+    )
+    threads: PositiveInt | Literal["auto"] = Field(
+        "auto",
+        description="pieces of its distances and mixing at once, each on engine.threads; auto: on the "
+        "processor that client hosts leave idle meanwhile, as many as they have",
     )
 
 

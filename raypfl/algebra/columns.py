@@ -10,6 +10,7 @@ that blocks are cut at the same places, since parts begin at whole blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from raypfl.algebra.threads import each_piece, shares
 
 COLUMN_BLOCK = 8192
 """Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
@@ -75,12 +78,28 @@ def double_memory(w_KP: Tensor) -> Tensor:
     return w_KP.new_empty(len(w_KP) * width, dtype=torch.float64)
 
 
-def double_blocks(w_KP: Tensor, memory: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows in float64, with the columns that they are copies of; one after another in `memory`."""
-    num_models = len(w_KP)
-    for columns in column_blocks(w_KP.shape[1], num_models):
+def double_blocks(w_KP: Tensor, cuts: Iterable[slice] | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows in float64, with the columns that they are copies of; one after another in one place.
+
+    Args:
+        w_KP: the rows.
+        cuts: some of their `column_blocks`; all of them if absent.
+    """
+    num_models, memory = len(w_KP), double_memory(w_KP)
+    for columns in column_blocks(w_KP.shape[1], num_models) if cuts is None else cuts:
         width = columns.stop - columns.start
         yield columns, memory[: num_models * width].view(num_models, width).copy_(w_KP[:, columns])
+
+
+def by_blocks(w_KP: Tensor, work: Callable[[Iterator[tuple[slice, Tensor]]], None]) -> None:
+    """`work(double_blocks(...))` until all columns have been worked on, by as many threads as there are.
+
+    Args:
+        w_KP: the rows.
+        work: what it does with one block must not depend on the blocks before.
+    """
+    cuts = list(column_blocks(w_KP.shape[1], len(w_KP)))
+    deque(each_piece(lambda own: work(double_blocks(w_KP, own)), shares(cuts)), maxlen=0)
 
 
 def sections(num_columns: int) -> list[slice]:
@@ -103,7 +122,7 @@ def sum_over_columns(num_columns: int, summed: Callable[[slice], Tensor]) -> Ten
     held = _held.get()
     if held is not None:
         return held.sum(num_columns, summed)
-    return add(summed(columns) for columns in sections(num_columns) or [slice(0, 0)])
+    return add(each_piece(summed, sections(num_columns) or [slice(0, 0)]))
 
 
 def add(parts: Iterable[Tensor]) -> Tensor:
@@ -154,7 +173,7 @@ class Held:
         assert num_columns == expected, f"a sum over {num_columns} columns, where {expected} are summed over"
         total = next(self._known, None)
         if total is None:
-            raise SumAsked(torch.stack([summed(columns) for columns in self._sections]))
+            raise SumAsked(torch.stack(list(each_piece(summed, self._sections))))
         # Whoever asks may write to it.
         return total.clone()
 

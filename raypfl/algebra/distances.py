@@ -9,13 +9,20 @@ float64; both happen in column blocks, so the rows are never copied whole.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from raypfl.algebra.columns import column_blocks, double_blocks, double_memory, sum_over_columns
+from raypfl.algebra.columns import column_blocks, double_blocks, sum_over_columns
 from raypfl.algebra.phases import phase
+from raypfl.algebra.threads import on_threads
+
+ROWS_AT_ONCE = 256
+"""Of a product whose upper half is left out; fewer make it slower than it gains."""
+MOST_ENTRIES = 2**25
+"""Of a Gram matrix of which every thread may have one: 256 MiB."""
 
 
 @phase("distances")
@@ -81,18 +88,27 @@ def pairwise_similarities(w_KP: Tensor) -> Tensor:
 
 
 def _gram(w_KP: Tensor, *, centred: bool) -> Tensor:
-    """Inner products of all rows, or of their differences to the mean row: float64 `[K, K]`."""
-    num_models, memory = len(w_KP), double_memory(w_KP)
+    """Inner products of all rows, or of their differences to the mean row: float64 `[K, K]`.
+
+    Of many rows those below the diagonal are computed and mirrored.
+    """
+    num_models = len(w_KP)
+    starts = range(0, num_models, ROWS_AT_ONCE) if num_models >= 2 * ROWS_AT_ONCE else range(1)
+    stops = [*starts[1:], num_models]
     # As a product: the mean of a few rows takes `Tensor.mean` as long as the Gram matrix itself.
     mean_1K = w_KP.new_full((1, num_models), 1.0 / max(num_models, 1), dtype=torch.float64)
 
     def summed(section: slice) -> Tensor:
         gram_KK = w_KP.new_zeros(num_models, num_models, dtype=torch.float64)
         w_KQ = w_KP[:, section]
-        for _, part in double_blocks(w_KQ, memory):
+        for _, part in double_blocks(w_KQ):
             if centred:
                 part -= mean_1K @ part
-            gram_KK.addmm_(part, part.T)
+            for start, stop in zip(starts, stops, strict=True):
+                gram_KK[start:stop, :stop].addmm_(part[start:stop], part[:stop].T)
         return gram_KK
 
-    return sum_over_columns(w_KP.shape[1], summed)
+    too_large = num_models**2 > MOST_ENTRIES
+    with on_threads(None) if too_large else nullcontext():
+        gram_KK = sum_over_columns(w_KP.shape[1], summed)
+    return gram_KK if len(stops) == 1 else gram_KK.tril_().add_(gram_KK.tril(-1).T)

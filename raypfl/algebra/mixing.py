@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from raypfl.algebra.columns import double_blocks, double_memory
+from raypfl.algebra.columns import by_blocks, double_memory
 from raypfl.algebra.phases import phase
 
 
@@ -25,12 +27,16 @@ def pull_together(attraction_KK: Tensor, w_KP: Tensor) -> Tensor:
     """
     out_KP = torch.empty_like(w_KP)
     total_K1 = attraction_KK.sum(1, keepdim=True)
-    memory, room = double_memory(w_KP), double_memory(w_KP)
     mean_1K = w_KP.new_full((1, len(w_KP)), 1.0 / max(len(w_KP), 1), dtype=torch.float64)
-    for columns, part in double_blocks(w_KP, memory):
-        centred = torch.sub(part, mean_1K @ part, out=room[: part.numel()].view_as(part))
-        part.addmm_(attraction_KK, centred).addcmul_(centred, total_K1, value=-1.0)
-        out_KP[:, columns] = part
+
+    def moved(blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        room = double_memory(w_KP)
+        for columns, part in blocks:
+            centred = torch.sub(part, mean_1K @ part, out=room[: part.numel()].view_as(part))
+            part.addmm_(attraction_KK, centred).addcmul_(centred, total_K1, value=-1.0)
+            out_KP[:, columns] = part
+
+    by_blocks(w_KP, moved)
     return out_KP
 
 
@@ -43,8 +49,12 @@ def mix(coefficients_RK: Tensor, w_KP: Tensor) -> Tensor:
         w_KP: rows `[K, P]`.
     """
     out_RP = w_KP.new_empty(len(coefficients_RK), w_KP.shape[1])
-    for columns, part in double_blocks(w_KP, double_memory(w_KP)):
-        out_RP[:, columns] = coefficients_RK @ part
+
+    def mixed(blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        for columns, part in blocks:
+            out_RP[:, columns] = coefficients_RK @ part
+
+    by_blocks(w_KP, mixed)
     return out_RP
 
 

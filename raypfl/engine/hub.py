@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raypfl.algebra.columns import Held, NoSums, Shard, holding
 from raypfl.algebra.phases import Phase
+from raypfl.algebra.threads import Threads, on_threads
 from raypfl.engine.columns import chunks, compact, cut, widened, widths
 from raypfl.engine.host import Upload, Work
 from raypfl.engine.messages import stack, take, trim
@@ -79,16 +80,23 @@ class Hub:
         world: the run.
         dealt: the client ids that live on each host.
         shard: the part of the columns that is held here, where several servers hold them together.
+        threads: pieces of its distances and mixing that are worked on at once.
     """
 
     def __init__(
-        self, world: World, dealt: Sequence[Tensor], device: torch.device, shard: Shard = WHOLE
+        self,
+        world: World,
+        dealt: Sequence[Tensor],
+        device: torch.device,
+        shard: Shard = WHOLE,
+        threads: int = 1,
     ) -> None:
         self.world, self.dealt, self.device = world, dealt, device
         self.net, self.method = world.network(device), world.method()
         self.clients = world.clients(device)
         self.shard, self.columns = shard, self.method.columns
         self.watch = PhaseClock(device, on=world.phases)
+        self._threads = Threads(threads) if threads > 1 else None
         clock = world.config.clock
         self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
         self.away: frozenset[int] = frozenset()
@@ -189,7 +197,7 @@ class Hub:
         """Count what is done in it among what this server says next, also if it comes to a sum to ask for."""
         begin = time.perf_counter()
         try:
-            with self.watch.running():
+            with self.watch.running(), on_threads(self._threads):
                 yield
         finally:
             self._seconds += time.perf_counter() - begin

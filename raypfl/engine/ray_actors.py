@@ -18,7 +18,14 @@ from raypfl.engine.hub import Closing, Hub
 from raypfl.engine.messages import decode, encode
 from raypfl.engine.ray_mail import Outbox, received
 from raypfl.engine.sharding import add_parts, join_work, opened_or_asked
-from raypfl.engine.world import World, as_tensor, server_device, settle_arithmetic, training_device
+from raypfl.engine.world import (
+    World,
+    as_tensor,
+    server_device,
+    server_threads,
+    settle_arithmetic,
+    training_device,
+)
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
 
@@ -77,7 +84,8 @@ class HubActor:
         settle_arithmetic(world.config.engine.threads)
         keep_freed_memory()
         self.device = server_device(world.config)
-        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device, shard)
+        threads = server_threads(world.config, self.device, len(dealt))
+        self.hub = Hub(world, [ids_of(world, blocks) for blocks in dealt], self.device, shard, threads)
 
     def open(self, due: Mapping[str, Any], *sums: np.ndarray) -> tuple[Any, ...]:
         """The opening and each host's work; or, where a sum is asked for, None, and what is here of it."""

@@ -18,7 +18,7 @@ from raypfl.engine.columns import cut, join
 from raypfl.engine.host import Upload, Work
 from raypfl.engine.hub import Closing, Hub, Opening
 from raypfl.engine.phases import beside, together
-from raypfl.engine.world import World
+from raypfl.engine.world import World, server_threads
 from raypfl.records.manifest import Part
 from raypfl.records.storage import Place
 
@@ -48,8 +48,8 @@ class ShardedHub:
     """The servers of a run in one process; does what `Hub` does."""
 
     def __init__(self, world: World, dealt: Sequence[Tensor], device: torch.device) -> None:
-        count = world.config.server.sharding
-        self.shards = [Hub(world, dealt, device, Shard(index, count)) for index in range(count)]
+        count, threads = world.config.server.sharding, server_threads(world.config, device)
+        self.shards = [Hub(world, dealt, device, Shard(index, count), threads) for index in range(count)]
         first = self.shards[0]
         self.world, self.net, self.method, self.clients = world, first.net, first.method, first.clients
         self.timing = None
@@ -121,4 +121,6 @@ def opened_or_asked(hub: Hub, sums: Sequence[Tensor], **due: Any) -> tuple[Openi
 
 def hub_of(world: World, dealt: Sequence[Tensor], device: torch.device) -> Hub | ShardedHub:
     """The server of a run, or all of them, in one process."""
-    return (Hub if world.config.server.sharding == 1 else ShardedHub)(world, dealt, device)
+    if world.config.server.sharding > 1:
+        return ShardedHub(world, dealt, device)
+    return Hub(world, dealt, device, threads=server_threads(world.config, device))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -254,6 +255,23 @@ def settle_arithmetic(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def server_threads(config: RunConfig, device: torch.device, hosts: int = 1) -> int:
+    """Pieces that one server works on at once, while hosts wait for it.
+
+    Args:
+        config: the run's.
+        device: the server's.
+        hosts: client hosts in other processes.
+    """
+    wanted = config.server.threads
+    if device.type != "cpu":
+        return 1
+    if wanted != "auto":
+        return wanted
+    cores = len(os.sched_getaffinity(0)) // config.engine.threads
+    return max(1, min(hosts, cores) // config.server.sharding)
 
 
 @contextmanager

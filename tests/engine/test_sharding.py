@@ -20,6 +20,7 @@ from raypfl.engine.contract import RoundReport
 from raypfl.engine.local import LocalEngine
 from raypfl.engine.placement import Placement
 from raypfl.engine.ray import Crew, RayEngine, share
+from raypfl.engine.world import server_threads
 from raypfl.errors import ConfigError
 from raypfl.methods import METHODS
 from raypfl.records.manifest import Part
@@ -101,6 +102,30 @@ def test_a_run_goes_on_with_another_number_of_servers(
     raypfl.resume(path, ["rounds=4", sharded(then)])
     assert_same_run(path, one_server)
     assert same_diagnostics(path, one_server)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_threads_of_servers_leave_the_bits(servers: int, one_server: Path, tmp_path: Path) -> None:
+    path = finished(tmp_path, "server.threads=3", sharded(servers))
+    raypfl.resume(path, ["rounds=4"])
+    assert_same_run(path, one_server)
+    assert same_diagnostics(path, one_server)
+
+
+def test_a_server_takes_the_cores_of_hosts_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    cpu = torch.device("cpu")
+
+    def threads(hosts: int, *overrides: str, device: torch.device = cpu) -> int:
+        return server_threads(small_world(*overrides)[0].config, device, hosts)
+
+    assert threads(1) == 1, "in the process of a host that has one thread"
+    assert threads(3) == 3
+    assert threads(20) == 8
+    assert threads(20, "engine.threads=2") == 4
+    assert threads(20, sharded(3), THREE_SECTIONS) == 2
+    assert threads(1, "server.threads=5") == 5
+    assert threads(20, device=torch.device("cuda")) == 1
 
 
 @pytest.mark.slow
