@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -52,7 +53,9 @@ def measure(run: Path, view: str, statistic: str) -> float | None:
     if statistic.startswith("diagnostics/"):
         found = result.diagnostics()
         found = found[found.name == statistic.partition("/")[2]]
-        return None if found.empty else float(found.sort_values("round").value.iloc[-1])
+        # Not a number where there is nothing to take a mean of, such as pairs that are pushed.
+        last = math.nan if found.empty else float(found.sort_values("round").value.iloc[-1])
+        return None if math.isnan(last) else last
     model, point = view.split("/")
     tests = rounds[(rounds.model == model) & (rounds.point == point) & (rounds.split == "test")]
     tests = tests[tests.clients > 0].sort_values("round")

@@ -135,7 +135,9 @@ def _line(cell: Cell, out: Path, failed: Mapping[Path, RaypflError]) -> Line:
     if len(found) < len(paths) and not errors:
         remarks.append("not every seed is finished" if found else "not run yet")
     elif found and not values:
-        remarks.append(f"has no {cell.view.replace('/', ', ')}")
+        named = cell.statistic.removeprefix("diagnostics/")
+        what = cell.view.replace("/", ", ") if named == cell.statistic else f"{named} in the last round"
+        remarks.append(f"has no {what}")
     return Line(cell.row, cell.column, cell.printed, over_seeds(values), tuple(remarks))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -307,7 +309,7 @@ def test_official_files_go_before_a_part_and_a_part_is_named(tmp_path: Path) -> 
     assert located(cifar, tmp_path) == ({**cifar, "root": str(tmp_path), "download": False}, "")
 
 
-def test_statistics_of_a_run(define, tmp_path: Path) -> None:
+def test_statistics_of_a_run(define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce("toy", "small", only=["FedAvg/FMNIST"], out=tmp_path)
     (run,) = (tmp_path / "runs").iterdir()
     result = Result(run)
@@ -327,6 +329,11 @@ def test_statistics_of_a_run(define, tmp_path: Path) -> None:
     assert measure(run, view, "gigabytes") == pytest.approx(650 * 4 * 2 * 4 * 2 / 1e9)
     assert measure(run, "alternative/pre", "best") is None
     assert measure(run, view, "diagnostics/anything") is None
+    # As the distance of pushed pairs where none is pushed any more.
+    for values, expected in (([3.0, math.nan], None), ([math.nan, 3.0], 3.0)):
+        frame = pd.DataFrame({"name": "anything", "round": [1, 2], "value": values})
+        monkeypatch.setattr(Result, "diagnostics", lambda _, frame=frame: frame)
+        assert measure(run, view, "diagnostics/anything") == expected
 
 
 def test_seeds_have_a_mean_and_a_deviation() -> None:
