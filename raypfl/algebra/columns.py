@@ -10,7 +10,6 @@ that blocks are cut at the same places, since parts begin at whole blocks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raypfl.algebra.threads import each_piece, shares
+from raypfl.algebra.threads import each_piece, in_shares
 
 COLUMN_BLOCK = 8192
 """Columns converted to float64 at once; fixed, since the bits of a sum depend on how it is cut."""
@@ -98,8 +97,7 @@ def by_blocks(w_KP: Tensor, work: Callable[[Iterator[tuple[slice, Tensor]]], Non
         w_KP: the rows.
         work: what it does with one block must not depend on the blocks before.
     """
-    cuts = list(column_blocks(w_KP.shape[1], len(w_KP)))
-    deque(each_piece(lambda own: work(double_blocks(w_KP, own)), shares(cuts)), maxlen=0)
+    in_shares(lambda cuts: work(double_blocks(w_KP, cuts)), list(column_blocks(w_KP.shape[1], len(w_KP))))
 
 
 def sections(num_columns: int) -> list[slice]:

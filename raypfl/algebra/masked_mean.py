@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from raypfl.algebra.csr import Csr, csr_row_sums
 from raypfl.algebra.phases import phase
-from raypfl.algebra.sparse_mixing import blocks_of, require_senders, weighted_sum
+from raypfl.algebra.sparse_mixing import Columns, blocks_of, require_senders, weighted_sum
+from raypfl.algebra.threads import in_shares
 from raypfl.errors import ShapeError
 
 
@@ -40,16 +43,20 @@ def masked_mean(senders: Csr, w_NP: Tensor, mask_NP: Tensor, whole: Csr | None =
     out_RP = w_NP.new_empty(len(senders.offsets) - 1, w_NP.shape[1])
     values_E = senders.values.to(w_NP.dtype)
     smallest = torch.finfo(w_NP.dtype).tiny
-    for block in blocks_of(slice(0, w_NP.shape[1]), w_NP):
-        part_NB, mask_NB = w_NP[:, block], mask_NP[:, block]
-        total_RB = weighted_sum(senders, values_E, _only_where(mask_NB, part_NB))
-        # As bytes: conversion of bools is several times slower on a CPU.
-        weight_RB = weighted_sum(senders, values_E, mask_NB.view(torch.uint8).to(w_NP.dtype))
-        if whole is not None:
-            total_RB += weighted_sum(whole, whole.values.to(w_NP.dtype), part_NB)
-            weight_RB += csr_row_sums(whole).to(w_NP.dtype)[:, None]
-        # Without a sender the total is exactly 0.
-        out_RP[:, block] = total_RB.div_(weight_RB.clamp_min_(smallest))
+
+    def mean_of(blocks: Sequence[Columns]) -> None:
+        for block in blocks:
+            part_NB, mask_NB = w_NP[:, block], mask_NP[:, block]
+            total_RB = weighted_sum(senders, values_E, _only_where(mask_NB, part_NB))
+            # As bytes: conversion of bools is several times slower on a CPU.
+            weight_RB = weighted_sum(senders, values_E, mask_NB.view(torch.uint8).to(w_NP.dtype))
+            if whole is not None:
+                total_RB += weighted_sum(whole, whole.values.to(w_NP.dtype), part_NB)
+                weight_RB += csr_row_sums(whole).to(w_NP.dtype)[:, None]
+            # Without a sender the total is exactly 0.
+            out_RP[:, block] = total_RB.div_(weight_RB.clamp_min_(smallest))
+
+    in_shares(mean_of, list(blocks_of(slice(0, w_NP.shape[1]), w_NP)))
     return out_RP
 
 

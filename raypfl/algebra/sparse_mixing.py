@@ -14,6 +14,7 @@ CPU float32 terms are added by fused multiply-adds, float64 terms by a product a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn.functional import embedding_bag
 
 from raypfl.algebra.csr import Csr, csr_degrees, csr_row_sums, csr_take
 from raypfl.algebra.phases import phase
+from raypfl.algebra.threads import in_shares
 from raypfl.errors import ShapeError
 
 BLOCK_ENTRIES = 2**17
@@ -75,13 +77,7 @@ def mix_groups(groups: Sequence[tuple[Columns, Csr]], w_NP: Tensor) -> Tensor:
     out_RP = w_NP.new_empty(len(groups[0][1].offsets) - 1, w_NP.shape[1])
     for columns, weights in groups:
         mixer = _Mixer(weights, w_NP.dtype)
-        for block in blocks_of(columns, w_NP):
-            if isinstance(block, slice):
-                mixer.into(out_RP[:, block], w_NP[:, block])
-            else:
-                mixed_RB = w_NP.new_empty(len(out_RP), len(block))
-                mixer.into(mixed_RB, w_NP[:, block])
-                out_RP[:, block] = mixed_RB
+        in_shares(partial(mixer.mix, out_RP, w_NP), list(blocks_of(columns, w_NP)))
     return out_RP
 
 
@@ -111,7 +107,17 @@ class _Mixer:
         self.weights, self.which = _distinct_receivers(summed)
         self.values_E = self.weights.values.to(dtype)
 
-    def into(self, out_RB: Tensor, part_NB: Tensor) -> None:
+    def mix(self, out_RP: Tensor, w_NP: Tensor, blocks: Sequence[Columns]) -> None:
+        """Write the mixed columns of some blocks to `out_RP`."""
+        for block in blocks:
+            if isinstance(block, slice):
+                self._into(out_RP[:, block], w_NP[:, block])
+            else:
+                mixed_RB = w_NP.new_empty(len(out_RP), len(block))
+                self._into(mixed_RB, w_NP[:, block])
+                out_RP[:, block] = mixed_RB
+
+    def _into(self, out_RB: Tensor, part_NB: Tensor) -> None:
         """Write the mixed block to `out_RB`."""
         if len(self.copied):
             # Not a sum with weight 1: that starts at +0, and so loses the sign of -0.

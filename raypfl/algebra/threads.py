@@ -70,8 +70,13 @@ def each_piece(work: Callable[[Piece], Found], pieces: Sequence[Piece]) -> Itera
     return threads.each(work, pieces)
 
 
+def in_shares(work: Callable[[Sequence[Piece]], None], pieces: Sequence[Piece]) -> None:
+    """`work` of all pieces, which do not depend on each other: one run of them for each thread."""
+    deque(each_piece(work, shares(pieces)), maxlen=0)
+
+
 def shares(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
-    """Pieces that do not depend on each other, as runs of about the same length: one for each thread."""
+    """Pieces as runs of about the same length, as many as there are threads."""
     threads = _threads.get()
     count = min(1 if threads is None else threads.count, len(pieces))
     cuts = [len(pieces) * number // count for number in range(count + 1)] if count else []

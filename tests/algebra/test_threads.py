@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from raypfl.algebra import (
+    Csr,
     all_rows_equal,
+    csr_from_dense,
     distances,
+    masked_mean,
     mix,
+    mix_groups,
     pairwise_distances,
     pairwise_similarities,
     pull_together,
@@ -33,6 +37,12 @@ def square(num_models: int) -> Tensor:
     return rows(num_models, num_models, 1).double().fill_diagonal_(0.0)
 
 
+def ring(step: int) -> Csr:
+    """Every receiver hears itself and another."""
+    weights = torch.eye(ROWS) + torch.eye(ROWS).roll(step, 0) / 3
+    return csr_from_dense(weights)
+
+
 COMPUTED: dict[str, Callable[[Tensor], object]] = {
     "pairwise_distances": pairwise_distances,
     "pairwise_similarities": pairwise_similarities,
@@ -40,6 +50,8 @@ COMPUTED: dict[str, Callable[[Tensor], object]] = {
     "all_rows_equal": all_rows_equal,
     "pull_together": lambda w: pull_together(square(len(w)), w),
     "mix": lambda w: mix(square(len(w))[:2], w),
+    "mix_groups": lambda w: mix_groups([(slice(0, 50_000), ring(1)), (slice(50_000, COLUMNS), ring(2))], w),
+    "masked_mean": lambda w: masked_mean(ring(1), w, w > 0, ring(2)),
 }
 
 
