@@ -21,8 +21,8 @@ from raypfl.algebra.threads import on_threads
 
 ROWS_AT_ONCE = 256
 """Of a product whose upper half is left out; fewer make it slower than it gains."""
-MOST_ENTRIES = 2**25
-"""Of a Gram matrix of which every thread may have one: 256 MiB."""
+MOST_ENTRIES = 2**24
+"""Of a Gram matrix of which every thread may have two: 128 MiB."""
 
 
 @phase("distances")

@@ -33,7 +33,11 @@ class Threads:
         )
 
     def each(self, work: Callable[[Piece], Found], pieces: Sequence[Piece]) -> Iterator[Found]:
-        """What `work` gives for each piece, in their order; beside what is being worked on none waits."""
+        """What `work` gives for each piece, in their order.
+
+        As many wait to be worked on, or to be taken, as are being worked on: no thread waits for the caller,
+        and few results are held.
+        """
         differentiable = torch.is_grad_enabled()
 
         def one(piece: Piece) -> Found:
@@ -42,7 +46,7 @@ class Threads:
 
         coming = iter(pieces)
         under_way: deque[Future[Found]] = deque(
-            self._pool.submit(one, piece) for piece in itertools.islice(coming, self.count)
+            self._pool.submit(one, piece) for piece in itertools.islice(coming, 2 * self.count)
         )
         while under_way:
             yield under_way.popleft().result()
