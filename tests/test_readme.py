@@ -1,4 +1,4 @@
-"""Every command in the README is accounted for: executed, here or elsewhere, or at least read."""
+"""Every command in the README and beside the results is executed, here or elsewhere, or at least read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raypfl.cli import app
 from raypfl.configuration import expand, load
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = (ROOT / "README.md", ROOT / "configs/RESULTS.md")
 STARTS = ("raypfl ", "make ", "pip ", "pytest ", "python ", "git ", "cd ", "docker ", "kubectl ", "ray ")
 
 WALKED = {"raypfl new-method fedprox", "pip install -e fedprox", "pytest fedprox"}
@@ -43,7 +43,7 @@ def commands(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-COMMANDS = commands(README)
+COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page.read_text())))
 
 
 def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -67,6 +67,24 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
             raise
     (found,) = called
     return found
+
+
+def anchors(text: str) -> set[str]:
+    """What a link to a heading of the page may end with."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        aimed = page if not path else page.parent / path
+        assert aimed.exists(), f"{page.name}: nothing at {target}"
+        assert not anchor or anchor in anchors(aimed.read_text()), f"{page.name}: no heading for {target}"
 
 
 def test_the_readme_has_commands() -> None:
