@@ -123,7 +123,9 @@ def make_world(config: RunConfig, pool: Pool, federation: Federation) -> World:
         check_split(module, head, torch.tensor(pool.x[:2]))
         modules.append(module)
         extractor, rest = split_at(module, head)
-        in_parts.append(dense_parts(extractor, rest, input_shape, trunks=True))
+        # As `Network` decides.
+        parts = dense_parts(extractor, rest, input_shape, trunks=model.buffers != "fedbn")
+        in_parts.append(parts is not None and config.training.precision != "bfloat16")
     width = _width(config, nn.ModuleList(modules), all(in_parts), federation.num_clients)
     block = min(_block(config, width, federation.num_clients), federation.num_clients)
     counts = federation.label_counts(pool.y, pool.num_classes)
