@@ -229,9 +229,9 @@ class FedPAC(Method[Config, Hub, State, Down, Up]):
 
     def aligned(self, m: Rows, batch: Batch, target_kCD: Tensor) -> Tensor:
         """`CE + lam * mean_l ||z_l - t_{y_l}||^2 / d` of each client, `[k]`."""
-        z_kBD = m.features(batch.x)
+        z_kBD, logits_kBC = m.features_and_logits(batch.x)
         t_kBD = target_kCD.gather(1, batch.y[:, :, None].expand(-1, -1, target_kCD.shape[2]))
-        loss_kB = cross_entropy_per_sample(m.classify(z_kBD), batch.y)
+        loss_kB = cross_entropy_per_sample(logits_kBC, batch.y)
         return batch.mean(loss_kB + self.config.lam * (z_kBD - t_kBD).square().mean(2))
 
     def personalised(self, net: Network, state: State, down: Down, up: Up | None = None) -> Tensor:

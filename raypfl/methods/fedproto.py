@@ -152,12 +152,14 @@ class FedProto(Method[Config, Hub, State, Down, Up]):
 
     def drawn(self, m: Rows, batch: Batch, prototype_1CD: Tensor, known_1C: Tensor) -> Tensor:
         """`CE + lam * mean over batch and features of (z_l - c_{y_l})^2` of each client, `[k]`."""
-        return self._loss(m, m.features(batch.x), batch, prototype_1CD, known_1C)
+        return self._loss(*m.features_and_logits(batch.x), batch, prototype_1CD, known_1C)
 
-    def _loss(self, m: Rows, z_kBD: Tensor, batch: Batch, prototype_1CD: Tensor, known_1C: Tensor) -> Tensor:
+    def _loss(
+        self, z_kBD: Tensor, logits_kBC: Tensor, batch: Batch, prototype_1CD: Tensor, known_1C: Tensor
+    ) -> Tensor:
         distance_kB = (z_kBD - prototype_1CD[0, batch.y]).square().mean(2)
         distance_kB = torch.where(known_1C[0, batch.y], distance_kB, 0.0)
-        entropy_kB = cross_entropy_per_sample(m.classify(z_kBD), batch.y)
+        entropy_kB = cross_entropy_per_sample(logits_kBC, batch.y)
         return batch.mean(entropy_kB + self.config.lam * distance_kB)
 
     def _fit_and_meet(self, cohort: Cohort, w: Tensor, down: Down, count_KC: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,12 +173,12 @@ class FedProto(Method[Config, Hub, State, Down, Up]):
         def objective(
             m: Rows, batch: Batch, prototype_1CD: Tensor, known_1C: Tensor, who_k: Tensor
         ) -> Tensor:
-            z_kBD = m.features(batch.x)
+            z_kBD, logits_kBC = m.features_and_logits(batch.x)
             met_kCD = class_sums(z_kBD.detach(), batch, num_classes)
             # A client's batches never reach over the end of an epoch.
             sum_KCD[who_k] += torch.where(ahead_K[who_k] > 0, 0.0, 1.0)[:, None, None] * met_kCD
             ahead_K[who_k] -= batch.sizes.double()
-            return self._loss(m, z_kBD, batch, prototype_1CD, known_1C)
+            return self._loss(z_kBD, logits_kBC, batch, prototype_1CD, known_1C)
 
         who_K = torch.arange(len(w), device=w.device)
         w = cohort.fit(w, objective, down.prototype, down.known, who_K).w
@@ -200,8 +202,7 @@ class FedProto(Method[Config, Hub, State, Down, Up]):
         m = net.bind(rows)
 
         def nearest(x: Tensor) -> Tensor:
-            z_kBD = m.features(x)
-            head_kBC = m.classify(z_kBD)
+            z_kBD, head_kBC = m.features_and_logits(x)
             size = head_kBC.shape[2] * z_kBD.shape[2]
             prototype_kCD = rows[:, net.width : net.width + size].unflatten(1, (-1, z_kBD.shape[2]))
             candidate_kC = rows[:, net.width + size :] > 0

@@ -76,9 +76,9 @@ def batch_term(mu: float, reduction: Reduction) -> Objective:
     """
 
     def objective(m: Rows, batch: Batch, target: Tensor) -> Tensor:
-        z = m.features(batch.x)
+        z, logits = m.features_and_logits(batch.x)
         term = batch.mean(_reduced((z.flatten(2) - target[:, None]).square(), reduction))
-        return batch.mean(cross_entropy_per_sample(m.classify(z), batch.y)) + mu * term
+        return batch.mean(cross_entropy_per_sample(logits, batch.y)) + mu * term
 
     return objective
 

@@ -68,8 +68,21 @@ class Dense(NamedTuple):
         x_KBD = x.flatten(2) if self.flattens and self.trunk is None else x
         if not self.layers and self.trunk is None:
             return x_KBD
-        out_KBD: Tensor = _Layers.apply(self, x_KBD, w_KP)
+        out_KBD: Tensor = _Layers.apply(self, x_KBD, w_KP, None, False)
         return out_KBD
+
+    def with_inner(self, x: Tensor, w_KP: Tensor, place: int, detach: bool) -> tuple[Tensor, Tensor]:
+        """What enters the layer in a place, `[K, B, inputs]`, and the outputs.
+
+        Args:
+            x: inputs `[K, B, ...]`.
+            w_KP: the columns of this part.
+            place: of a layer that is not given `x` itself.
+            detach: outputs do not move what is before that layer.
+        """
+        x_KBD = x.flatten(2) if self.flattens and self.trunk is None else x
+        inner_KBD, out_KBD = _Layers.apply(self, x_KBD, w_KP, place, detach)
+        return inner_KBD, out_KBD
 
     def before(self, other: Dense) -> Dense | None:
         """This part and then `other`, whose columns come first in a row; None where that flattens again."""
@@ -185,10 +198,10 @@ class _Layers(torch.autograd.Function):
     """Forward and gradient of a part; the gradient of all its weights is one matrix, written once."""
 
     @staticmethod
-    def forward(ctx: Any, part: Dense, x: Tensor, w_KP: Tensor) -> Tensor:
-        ctx.part, ctx.x, ctx.passed = part, x, None
+    def forward(ctx: Any, part: Dense, x: Tensor, w_KP: Tensor, inner: int | None, detach: bool) -> Any:
+        ctx.part, ctx.x, ctx.passed, ctx.inner, ctx.detach = part, x, None, inner, detach
         if part.trunk is not None:
-            _, by_inputs, by_weights = ctx.needs_input_grad
+            by_inputs, by_weights = ctx.needs_input_grad[1:3]
             if by_inputs or by_weights:
                 ctx.passed = Passed.through(part.trunk, x, w_KP, by_inputs, by_weights)
                 vectors = [z.detach() for z in ctx.passed.z]
@@ -197,16 +210,16 @@ class _Layers(torch.autograd.Function):
             x = torch.stack(vectors)
         found = _forward(part.layers, x, w_KP)
         ctx.save_for_backward(w_KP, *found)
-        return found[-1]
+        return found[-1] if inner is None else (found[inner], found[-1])
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
-        (d_KBD,) = slopes
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         w_KP, *found = ctx.saved_tensors
         part: Dense = ctx.part
-        _, by_inputs, by_weights = ctx.needs_input_grad
+        by_inputs, by_weights = ctx.needs_input_grad[1:3]
         if torch.is_grad_enabled():
-            return _differentiable(part, ctx.x, w_KP, d_KBD, by_inputs, by_weights)
+            return _differentiable(ctx, w_KP, slopes, by_inputs, by_weights)
+        *inner, d_KBD = slopes
         g_KP = torch.empty(w_KP.shape, dtype=w_KP.dtype, device=w_KP.device) if by_weights else None
         for number in reversed(range(len(part.layers))):
             layer, x_KBD = part.layers[number], found[number]
@@ -216,22 +229,34 @@ class _Layers(torch.autograd.Function):
                 torch.bmm(d_KBD.transpose(1, 2), x_KBD, out=layer.matrices(g_KP))
                 if layer.bias is not None:
                     torch.sum(d_KBD, 1, out=g_KP[:, layer.bias])
-            if number or by_inputs or part.trunk is not None:
+            here = inner[0] if number == ctx.inner else None
+            if here is not None and ctx.detach:
+                d_KBD = here
+            elif number or by_inputs or part.trunk is not None:
                 d_KBD = torch.bmm(d_KBD, layer.matrices(w_KP))
+                if here is not None:
+                    d_KBD += here
         if part.trunk is None:
-            return None, d_KBD if by_inputs else None, g_KP
+            return None, d_KBD if by_inputs else None, g_KP, None, None
         by_x, trunk_KP = ctx.passed.slopes(d_KBD, by_inputs, by_weights)
         if g_KP is not None:
             g_KP[:, part.trunk.columns] = trunk_KP
-        return None, by_x, g_KP
+        return None, by_x, g_KP, None, None
 
 
 def _differentiable(
-    part: Dense, x: Tensor, w_KP: Tensor, d_KBD: Tensor, by_inputs: bool, by_weights: bool
-) -> tuple[None, Tensor | None, Tensor | None]:
+    ctx: Any, w_KP: Tensor, slopes: Sequence[Tensor], by_inputs: bool, by_weights: bool
+) -> tuple[Tensor | None, ...]:
     """The same gradients with a graph of their own, for whoever wants second derivatives."""
+    part, x, inner = ctx.part, ctx.x, ctx.inner
     vectors = x if part.trunk is None else torch.stack(part.trunk(x, part.trunk.pieces(w_KP)))
     wanted = [tensor for tensor, needed in ((x, by_inputs), (w_KP, by_weights)) if needed]
-    out = _forward(part.layers, vectors, w_KP)[-1]
-    found = list(torch.autograd.grad(out, wanted, d_KBD, create_graph=True))
-    return None, found.pop(0) if by_inputs else None, found.pop(0) if by_weights else None
+    if inner is None:
+        outputs = [_forward(part.layers, vectors, w_KP)[-1]]
+    else:
+        z_KBD = _forward(part.layers[:inner], vectors, w_KP)[-1]
+        rest = _forward(part.layers[inner:], z_KBD.detach() if ctx.detach else z_KBD, w_KP)
+        outputs = [z_KBD, rest[-1]]
+    found = list(torch.autograd.grad(outputs, wanted, list(slopes), create_graph=True))
+    by_x = found.pop(0) if by_inputs else None
+    return None, by_x, found.pop(0) if by_weights else None, None, None

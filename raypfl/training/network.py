@@ -11,8 +11,8 @@ sample) and every piece a method names is one contiguous slice. Where normalisat
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -302,12 +302,38 @@ class Rows(NamedTuple):
         logits: Tensor = self._run(net._head, z, slots, pieces)
         return logits
 
+    def features_and_logits(self, x: Tensor, *, detach: bool = False) -> tuple[Tensor, Tensor]:
+        """What enters the head and what leaves it: as `features` and `classify`, in less time.
+
+        Same bits, but the way into `vmap` is paid once (three times it is a tenth of a small network's step),
+        and the gradients of head and extractor are written where they belong.
+
+        Args:
+            x: inputs `[K, B, ...]`.
+            detach: logits do not move the extractor.
+        """
+        net = self.net
+        if self.dense is not None:
+            extractor, _, both = self.dense
+            if both is not None and (extractor.layers or extractor.trunk):
+                with self._in_its_mode():
+                    return both.with_inner(x, self.w, len(extractor.layers), detach)
+            z = self.features(x)
+            return z, self.classify(z.detach() if detach else z)
+
+        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+            z = net._extractor(x)
+            return z, net._head(z.detach() if detach else z)
+
+        found: tuple[Tensor, Tensor] = self._run(forward, x, net._slots, self.pieces)
+        return found
+
     def logits_of_two(
         self, x: Tensor, head: Tensor, *, detach: Literal["own", "other"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits of the own and of other heads on the same features; as `features` and two `classify`.
 
-        Same bits, but the way into `vmap` is paid once: three times it is a tenth of a small network's step.
+        Same bits in less time (`features_and_logits`).
 
         Args:
             x: inputs `[K, B, ...]`.
@@ -316,8 +342,7 @@ class Rows(NamedTuple):
         """
         net = self.net
         if self.dense is not None:
-            z = self.features(x)
-            own = self.classify(z.detach() if detach == "own" else z)
+            z, own = self.features_and_logits(x, detach=detach == "own")
             return own, self.classify(z.detach() if detach == "other" else z, head)
         head_slots = net._slots[: net._num_head_slots]
 
@@ -337,10 +362,15 @@ class Rows(NamedTuple):
         return self._replace(buffers=self.buffers.clone(), training=False)
 
     def _through(self, part: Dense, x: Tensor, w: Tensor) -> Tensor:
+        with self._in_its_mode():
+            return part(x, w)
+
+    @contextmanager
+    def _in_its_mode(self) -> Iterator[None]:
         # A trunk may have layers that only do something while models train.
         self.net.set_training(self.training)
         with self._arithmetic():
-            return part(x, w)
+            yield
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         return arithmetic(self.net.precision if self.training else "float32", self.net.device)

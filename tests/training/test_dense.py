@@ -113,6 +113,39 @@ def test_inputs_have_gradients_and_second_derivatives_are_right(net: Network, w:
     assert torch.allclose(found[1], expected[1], atol=1e-12)
 
 
+@pytest.mark.parametrize("part", ["weights", "head", "extractor"])
+@pytest.mark.parametrize("detach", [False, True])
+def test_features_and_logits_at_once_are_both_of_them(
+    net: Network, w: Tensor, x: Tensor, part: str, detach: bool
+) -> None:
+    """Values, gradients by weights and inputs, and second derivatives."""
+
+    def found(at_once: bool) -> list[Tensor]:
+        leaf, m = models(net, w, getattr(net, part))
+        inputs = x.clone().requires_grad_()
+        if at_once:
+            z, logits = m.features_and_logits(inputs, detach=detach)
+        else:
+            z = m.features(inputs)
+            logits = m.classify(z.detach() if detach else z)
+        loss = z.pow(2).sum() + logits.pow(3).sum()
+        first = torch.autograd.grad(loss, (leaf, inputs), retain_graph=True)
+        slopes = torch.autograd.grad(loss, (leaf, inputs), create_graph=True)
+        return [z, logits, *first, *torch.autograd.grad(sum(s.pow(2).sum() for s in slopes), (leaf, inputs))]
+
+    values, expected = found(True), found(False)
+    for number, (own, other) in enumerate(zip(values, expected, strict=True)):
+        if number < 2:
+            assert torch.equal(own, other)
+        else:
+            assert torch.allclose(own, other, rtol=1e-11, atol=1e-12)
+    alone = w.clone().requires_grad_()
+    if part == "weights" and not detach:
+        loss = values[0].pow(2).sum() + one_by_one(net, alone, x).pow(3).sum()
+        (whole,) = torch.autograd.grad(loss, alone)
+        assert torch.allclose(values[2][:, net.head], whole[:, net.head], atol=1e-12)
+
+
 def test_a_shared_head_gathers_the_gradients_of_all(net: Network, w: Tensor, x: Tensor) -> None:
     leaf, m = models(net, w, net.weights)
     head = w[:1, net.head].clone().requires_grad_()
