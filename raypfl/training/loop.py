@@ -11,7 +11,7 @@ from torch import Tensor
 from raypfl.algebra.phases import phase
 from raypfl.training.batches import Batch
 from raypfl.training.config import Optimizer
-from raypfl.training.optim import Moments
+from raypfl.training.optim import Moments, Pull
 
 if TYPE_CHECKING:
     from raypfl.training.cohort import Cohort
@@ -59,6 +59,8 @@ class Loop(NamedTuple):
         buffers = w[:, net.statistics].clone()
         loss_sum, samples = w.new_zeros(len(w)), w.new_zeros(len(w))
         measured = w.new_zeros(len(w), dtype=torch.float64)
+        # Then the pull is part of the gradient that is looked at, and not left to the optimizer.
+        seen = self.measure is not None or self.on_gradient is not None
         at: slice | Tensor | None = None
         for batch in chunk.batches(self.epochs, self.purpose):
             if at is None or isinstance(batch.rows, Tensor) or at != batch.rows:
@@ -68,20 +70,21 @@ class Loop(NamedTuple):
                 own_rows, own_buffers = w[at], buffers[at]
                 moved, own = leaf.detach(), Moments(*(field[at] for field in memory))
                 own_sum, own_samples = loss_sum[at], samples[at]
-                extras, own_anchor = [batch.narrow(extra) for extra in rows], batch.narrow(anchor)
+                extras = [batch.narrow(extra) for extra in rows]
+                pull = Pull(self.rho, batch.narrow(anchor)) if self.rho else None
             m = net.bind(own_rows, own_buffers, leaf=leaf, columns=self.columns)
             loss = self._losses(m, batch, extras)
             (g,) = self._gradient(net, loss, leaf)
             # What the forward kept goes before the next one begins.
             loss = loss.detach()
             with torch.no_grad():
-                if self.rho:
-                    g.add_(leaf, alpha=self.rho).sub_(own_anchor, alpha=self.rho)
+                if pull is not None and seen:
+                    pull.added(g, leaf)
                 if self.measure is not None:
                     measured[at] += self.measure(g, batch)
                 if self.on_gradient is not None:
                     self.on_gradient(g, batch, *extras)
-                self._step(moved, g, own)
+                self._step(moved, g, own, None if seen else pull)
                 if self.after_step is not None:
                     self.after_step(moved, batch, *extras)
                 own_sum += loss * batch.sizes
@@ -104,5 +107,5 @@ class Loop(NamedTuple):
         return net.slopes(loss, [leaf])
 
     @phase("optimizer")
-    def _step(self, w: Tensor, g: Tensor, moments: Moments) -> None:
-        self.optimizer.step(w, g, moments, self.lr)
+    def _step(self, w: Tensor, g: Tensor, moments: Moments, pull: Pull | None) -> None:
+        self.optimizer.step(w, g, moments, self.lr, pull)

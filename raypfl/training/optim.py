@@ -36,6 +36,18 @@ def _moments(w_KP: Tensor, first: bool, second: bool) -> Moments:
     return Moments(zeros(w_KP.shape) if first else empty, zeros(w_KP.shape) if second else empty, count)
 
 
+class Pull(NamedTuple):
+    """Adds `rho / 2 ||w - anchor||^2` to the loss, by its gradient `rho (w - anchor)`."""
+
+    rho: float
+    anchor: Tensor
+    """`[K, P]`, or `[1, P]` for all."""
+
+    def added(self, g_KP: Tensor, w_KP: Tensor) -> Tensor:
+        """The gradient with the pull's, in place."""
+        return g_KP.add_(w_KP, alpha=self.rho).sub_(self.anchor, alpha=self.rho)
+
+
 class SGD(StrictModel):
     """Stochastic gradient descent as `torch.optim.SGD` defines it (no dampening)."""
 
@@ -55,8 +67,10 @@ class SGD(StrictModel):
         """Moments of models that have not moved yet."""
         return _moments(w_KP, self.momentum > 0.0, False)
 
-    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float) -> None:
-        """Move `w_KP` against `g_KP`, in place; `g_KP` is overwritten."""
+    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float, pull: Pull | None = None) -> None:
+        """Move `w_KP` against `g_KP` and the pull, in place; `g_KP` is overwritten."""
+        if pull is not None:
+            pull.added(g_KP, w_KP)
         if self.weight_decay:
             g_KP.add_(w_KP, alpha=self.weight_decay)
         if self.momentum:
@@ -80,9 +94,14 @@ class Adam(StrictModel):
         """Moments of models that have not moved yet."""
         return _moments(w_KP, True, True)
 
-    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float) -> None:
-        """Move `w_KP` against `g_KP`, in place."""
-        _fused(torch._fused_adam_, self, w_KP, g_KP, moments, lr)
+    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float, pull: Pull | None = None) -> None:
+        """Move `w_KP` against `g_KP` and the pull, in place; `g_KP` is overwritten."""
+        weight_decay = self.weight_decay
+        if pull is not None:
+            # rho w is a decay of weights, which costs the kernel nothing: one pass over memory less.
+            g_KP.sub_(pull.anchor, alpha=pull.rho)
+            weight_decay += pull.rho
+        _fused(torch._fused_adam_, self, w_KP, g_KP, moments, lr, weight_decay)
 
 
 class AdamW(StrictModel):
@@ -99,12 +118,22 @@ class AdamW(StrictModel):
         """Moments of models that have not moved yet."""
         return _moments(w_KP, True, True)
 
-    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float) -> None:
-        """Move `w_KP` against `g_KP`, in place."""
-        _fused(torch._fused_adamw_, self, w_KP, g_KP, moments, lr)
+    def step(self, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float, pull: Pull | None = None) -> None:
+        """Move `w_KP` against `g_KP` and the pull, in place; `g_KP` is overwritten."""
+        if pull is not None:
+            pull.added(g_KP, w_KP)
+        _fused(torch._fused_adamw_, self, w_KP, g_KP, moments, lr, self.weight_decay)
 
 
-def _fused(kernel, config: Adam | AdamW, w_KP: Tensor, g_KP: Tensor, moments: Moments, lr: float) -> None:  # type: ignore[no-untyped-def]
+def _fused(  # type: ignore[no-untyped-def]
+    kernel,
+    config: Adam | AdamW,
+    w_KP: Tensor,
+    g_KP: Tensor,
+    moments: Moments,
+    lr: float,
+    weight_decay: float,
+) -> None:
     """One pass over memory a row, with torch's own kernel (the one behind `fused=True`).
 
     The kernel is given each row as a tensor of its own. A row of a column slice is contiguous; the slice
@@ -121,7 +150,7 @@ def _fused(kernel, config: Adam | AdamW, w_KP: Tensor, g_KP: Tensor, moments: Mo
         lr=lr,
         beta1=config.beta1,
         beta2=config.beta2,
-        weight_decay=config.weight_decay,
+        weight_decay=weight_decay,
         eps=config.eps,
         amsgrad=False,
         maximize=False,

@@ -158,7 +158,8 @@ def test_what_is_passed_in_is_not_written(cohort, ids, width):
 
 
 @pytest.mark.parametrize("width", [1, K])
-def test_pull_is_the_gradient_of_the_proximal_term(cohort, data, width):
+@each_optimizer
+def test_pull_is_the_gradient_of_the_proximal_term(cohort, data, ours, theirs, width):
     net, rho = network(mlp), 0.7
     w = draws(net)
     anchor = w.flip(0)
@@ -167,15 +168,21 @@ def test_pull_is_the_gradient_of_the_proximal_term(cohort, data, width):
         return cross_entropy(m, batch) + rho / 2 * (m.w - anchor).square().sum(1)
 
     own = anchor[:, net.weights]
-    clients = cohort(net, width=width)
+    clients = cohort(net, width=width, optimizer=ours)
     pulled = clients.fit(w, cross_entropy, pull=(rho, own)).w
     close(pulled, clients.fit(w, proximal, own).w)
+    # Where somebody looks at the gradient it has the pull in it.
+    looked_at = []
+    close(
+        pulled, clients.fit(w, cross_entropy, pull=(rho, own), on_gradient=lambda *a: looked_at.append(a)).w
+    )
+    assert looked_at
     for client in range(K):
         expected = train(
             w[client],
             mlp(),
             "head",
-            OPTIMIZERS["sgd"][1],
+            theirs,
             data=data,
             client=client,
             training=TrainingConfig(epochs=2, batch_size=3),
