@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raypfl.algebra.columns import Held, NoSums, Shard, holding
 from raypfl.algebra.phases import Phase
-from raypfl.algebra.threads import Threads, on_threads
+from raypfl.algebra.threads import on_threads
 from raypfl.engine.columns import chunks, compact, cut, widened, widths
 from raypfl.engine.host import Upload, Work
 from raypfl.engine.messages import stack, take, trim
@@ -22,6 +22,7 @@ from raypfl.engine.own_pace import OwnPace
 from raypfl.engine.pace import Due, InTurn, Together
 from raypfl.engine.phases import PhaseClock, Spent
 from raypfl.engine.tables import columns_of, entries_of
+from raypfl.engine.threads import ThreadPool
 from raypfl.engine.timing import Stay, Timing
 from raypfl.engine.world import World
 from raypfl.errors import ClientError
@@ -96,7 +97,7 @@ class Hub:
         self.clients = world.clients(device)
         self.shard, self.columns = shard, self.method.columns
         self.watch = PhaseClock(device, on=world.phases)
-        self._threads = Threads(threads) if threads > 1 else None
+        self._threads = ThreadPool(threads) if threads > 1 else None
         clock = world.config.clock
         self.timing = None if clock is None else Timing(world, self.net, self.method, self.clients)
         self.away: frozenset[int] = frozenset()

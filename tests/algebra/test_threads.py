@@ -23,7 +23,8 @@ from raypfl.algebra import (
     pull_together,
     row_distances,
 )
-from raypfl.algebra.threads import Threads, each_piece, on_threads, shares
+from raypfl.algebra.threads import each_piece, on_threads, shares
+from raypfl.engine.threads import ThreadPool
 
 ROWS, COLUMNS = 6, 70_001
 """Nine sections, the last of them with less than one block."""
@@ -65,7 +66,7 @@ def test_bits_do_not_know_of_threads(name: str, count: int) -> None:
     def noted(number: int) -> None:
         used.add(threading.get_ident())
 
-    with on_threads(Threads(count)):
+    with on_threads(ThreadPool(count)):
         list(each_piece(noted, range(count)))
         found = COMPUTED[name](w_KP)
     assert threading.get_ident() not in used, "nothing was done on a thread"
@@ -81,7 +82,7 @@ def test_a_mirrored_product_has_the_distances_of_a_whole_one(monkeypatch: pytest
     monkeypatch.setattr(distances, "ROWS_AT_ONCE", 4)
     torch.testing.assert_close(pairwise_distances(w_KP), whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(pairwise_similarities(w_KP), similarities, rtol=1e-9, atol=1e-14)
-    with on_threads(Threads(2)):
+    with on_threads(ThreadPool(2)):
         assert torch.equal(pairwise_distances(w_KP), pairwise_distances(w_KP).T)
 
 
@@ -91,7 +92,7 @@ def test_a_gram_matrix_that_is_too_large_for_each_thread_is_made_by_one(
     monkeypatch.setattr(distances, "MOST_ENTRIES", ROWS**2 - 1)
     w_KP = rows()
     expected = pairwise_distances(w_KP)
-    threads = Threads(2)
+    threads = ThreadPool(2)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a thread was asked")
@@ -111,7 +112,7 @@ def test_what_pieces_give_comes_in_their_order_and_few_are_held() -> None:
         time.sleep(0.05 if piece == 0 else 0.0)
         return piece
 
-    with on_threads(Threads(2)):
+    with on_threads(ThreadPool(2)):
         coming = each_piece(slow_first, range(15))
         assert next(coming) == 0
         assert len(begun) <= 5, "all were begun before the first was taken"
@@ -122,7 +123,7 @@ def test_an_error_in_a_piece_reaches_whoever_asked() -> None:
     def fails(piece: int) -> int:
         raise ValueError(f"piece {piece}")
 
-    with on_threads(Threads(2)), pytest.raises(ValueError, match="piece 0"):
+    with on_threads(ThreadPool(2)), pytest.raises(ValueError, match="piece 0"):
         list(each_piece(fails, range(3)))
 
 
@@ -130,7 +131,7 @@ def test_threads_work_as_the_process_does() -> None:
     def state(_: int) -> tuple[int, bool]:
         return torch.get_num_threads(), torch.is_grad_enabled()
 
-    with on_threads(Threads(2)):
+    with on_threads(ThreadPool(2)):
         here = torch.get_num_threads(), True
         assert list(each_piece(state, range(4))) == [here] * 4
         with torch.no_grad():
@@ -138,7 +139,7 @@ def test_threads_work_as_the_process_does() -> None:
 
 
 def test_shares_hold_every_piece_once() -> None:
-    with on_threads(Threads(3)):
+    with on_threads(ThreadPool(3)):
         for length in (0, 1, 2, 3, 10):
             found = shares(range(length))
             assert [piece for share in found for piece in share] == list(range(length))

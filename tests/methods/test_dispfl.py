@@ -362,8 +362,8 @@ def test_weights_outside_a_mask_are_zero_after_every_step(deep, monkeypatch, mom
     seen = []
     step = SGD.step
 
-    def watched(self, w, g, moments, lr):
-        step(self, w, g, moments, lr)
+    def watched(self, w, g, moments, lr, pull=None):
+        step(self, w, g, moments, lr, pull)
         seen.append(((w == 0).sum(1), (moments.first == 0).sum(1)))
 
     monkeypatch.setattr(SGD, "step", watched)
